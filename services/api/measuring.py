@@ -1,15 +1,18 @@
 """Measures and records from Python what policies do: `sparring evaluate`, `tournament` and `record`, as functions."""
 
 import json
+import os
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from sparring.pipeline.errors import BAD_INPUT, ServiceError, SettingsError
 from sparring.pipeline.files import Json
 from sparring.services.api.runs import Config, options_of, written
 from sparring.services.process.hosting import SPARRING
+from sparring.services.process.lifeline import PIPE_VARIABLE
 
 
 def evaluate(
@@ -115,8 +118,8 @@ def record(
     words += options_of({"deterministic": deterministic, "force": force})
     with written(config, overrides) as given:
         text = _output(["record", *given, *words])
-    ends = (line.rpartition("; ")[2] for line in text.splitlines() if "; " in line)
-    return [Path(end) for end in ends if Path(end).is_file()]
+    before = f"; {Path(out)}{os.sep}"
+    return [Path(out, line.rpartition(before)[2]) for line in text.splitlines() if before in line]
 
 
 def _name(run: str | Path) -> str:
@@ -139,15 +142,26 @@ def _measured(
 
 
 def _output(words: Sequence[str]) -> str:
-    """Returns what a command prints.
+    """Returns what a command prints. It ends with this process, which waits for it meanwhile.
 
     Raises:
         SettingsError: it refuses its arguments.
         ServiceError: it fails.
     """
-    with tempfile.TemporaryFile("w+") as errors:
-        command = [*SPARRING, *words]
-        ended = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True)
+    with tempfile.TemporaryFile("w+") as errors, ExitStack() as pipe:
+        reader, writer = os.pipe()
+        for end in (reader, writer):
+            pipe.callback(os.close, end)
+        ended = subprocess.run(
+            [*SPARRING, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**os.environ, PIPE_VARIABLE: str(reader)},
+            pass_fds=(reader,),
+            process_group=0,
+        )
         errors.seek(0)
         text = errors.read().strip()
     if ended.returncode == BAD_INPUT:

@@ -144,14 +144,24 @@ def test_run_tells_what_its_files_hold_and_its_policy_acts(tmp_path: Path) -> No
     assert (policy.act(goals, deterministic=True).actions.continuous * goals > 0).all(), "it goes to the goal"
     found = sparring.evaluate(result.folder, episodes=5, deterministic=True, seed=1, in_process=True)
     assert found["behaviors"]["Goal"]["reward"]["mean"] > 0.9
-    (file,) = sparring.record(GOAL, policy=result.folder, episodes=3, out=tmp_path / "demos", seed=1)
+    (file,) = sparring.record(GOAL, policy=result.folder, episodes=3, out=tmp_path / "of; me", seed=1)
     assert describe(read_any(file))["episodes"] == 3
     with pytest.raises(sparring.SettingsError, match="which exist; expected none"):
-        sparring.record(GOAL, policy=result.folder, out=tmp_path / "demos")
+        sparring.record(GOAL, policy=result.folder, out=tmp_path / "of; me")
     with pytest.raises(sparring.SettingsError, match="got a single player"):
         sparring.tournament("goal", results_dir=tmp_path)
     with pytest.raises(ServiceError, match="evaluate ended with status 1"):
         sparring.evaluate(result.folder, episodes=10**6, timeout_s=1.0, in_process=True)
+    code = f"import sparring; sparring.evaluate({str(result.folder)!r}, episodes=10**6, seed=7)"
+    caller = subprocess.Popen([sys.executable, "-c", code])
+    parts: list[psutil.Process] = []
+    while len(parts) < 7:  # the command, its fork server and five services
+        assert caller.poll() is None
+        parts = psutil.Process(caller.pid).children(recursive=True)
+    caller.kill()
+    caller.wait()
+    _, alive = psutil.wait_procs(parts, timeout=20)
+    assert not alive
 
 
 @pytest.mark.slow
