@@ -257,6 +257,8 @@ def _whole(text: str) -> int:
 
 def _text(text: str) -> str:
     text.encode()  # an escape of half a character, such as "\\ud83d", has no form in a file
+    if "\0" in text:
+        raise ValueError("no argument of a program has this character")
     return text
 
 

@@ -9,7 +9,17 @@ from typing import Final
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.files import Json
 from sparring.pipeline.settings.conflicts import ignored
-from sparring.pipeline.settings.document import MOST_BYTES, Entry, Place, Problem, did_you_mean, implied, parse, refuse
+from sparring.pipeline.settings.document import (
+    DEEPEST,
+    MOST_BYTES,
+    Entry,
+    Place,
+    Problem,
+    did_you_mean,
+    implied,
+    parse,
+    refuse,
+)
 from sparring.pipeline.settings.explain import located, validate
 from sparring.pipeline.settings.model import Settings
 
@@ -137,7 +147,7 @@ def _assign(root: Entry, text: str) -> None:
         path.append(int(step[3]) if step[3] else step[1] or step[2])
         at = step.end()
     place, entry, last = Place(COMMAND_LINE, None, tuple(path)), root, path[-1] if path else 0
-    if not isinstance(last, str) or text[at : at + 1] != "=":
+    if not isinstance(last, str) or text[at : at + 1] != "=" or len(path) > DEEPEST:
         how = "KEY=VALUE, such as behaviors.Ball.max_steps=5e5 or simulators[0].count=2"
         raise SettingsError(f"got --set {text!r}; expected {how}; correct it")
     behaviors = _section(root.mapping, "behaviors")

@@ -109,7 +109,7 @@ class Run:
         former: Mapping[_Identity, int],
     ) -> None:
         self.folder = folder
-        self.callback_errors: list[tuple[EventKind, Exception]] = []
+        self.callback_errors: list[tuple[EventKind, BaseException]] = []
         self._process = process
         self._output = output
         self._callbacks = callbacks
@@ -144,18 +144,20 @@ class Run:
         yield self._end(ended)
 
     def wait(self, timeout_s: float | None = None) -> RunResult:
-        """Waits for the end of the run, and of its callbacks.
+        """Waits for the end of the run, and then at most 30 s for callbacks that have not returned.
 
         Raises:
             TimeoutError: it still runs.
             SettingsError: the configuration or an argument cannot be run.
             RunFailed: it has neither completed nor been stopped.
         """
+        began = time.monotonic()
         try:
             status = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"the run in {self.folder} still runs after {timeout_s:g} s") from None
-        self._watcher.join(_CALLBACKS_S)
+        left_s = _CALLBACKS_S if timeout_s is None else timeout_s - (time.monotonic() - began)
+        self._watcher.join(max(0.0, min(left_s, _CALLBACKS_S)))
         result = self._result(status)
         if status == BAD_INPUT and result.status == "refused":
             raise SettingsError(result.error)
@@ -186,7 +188,7 @@ class Run:
             for call in self._callbacks:
                 try:
                     call(event)
-                except Exception as error:
+                except BaseException as error:
                     self.callback_errors.append((event.kind, error))
         self._process.wait()
         self.release()

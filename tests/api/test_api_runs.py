@@ -123,7 +123,7 @@ def test_run_tells_what_its_files_hold_and_its_policy_acts(tmp_path: Path) -> No
 
     def fail(event: sparring.Event) -> None:
         if event.kind == "checkpoint":
-            raise ValueError("of the caller")
+            pytest.fail("of the caller")
 
     run = sparring.start(
         GOAL, {"behaviors.Goal.max_steps": 3200}, [heard.append, fail], run_id="goal", results_dir=tmp_path, seed=1

@@ -72,6 +72,8 @@ def test_a_file_without_behaviors_gets_one() -> None:
         ("debug=true\nbehaviors: {}", "command line: debug: got several lines; expected one value"),
         ("debug={", "command line"),
         ("debug=\ud83d", "expected text in UTF-8"),
+        ('debug="a\\0b"', "value: got 'a\\x00b'"),
+        (f"{'a.' * 900}b=1", "expected KEY=VALUE"),
         ('simulators[0].options.goal="\\ud83d"', "value: got '\\ud83d'"),
     ],
 )
