@@ -76,6 +76,11 @@ class Form:
     actions: Actions
     batched: bool
 
+    @property
+    def spec(self) -> BehaviorSpec:
+        """Returns the spec that the bridge gives such an environment."""
+        return BehaviorSpec(observations=self.observations.specs, actions=self.actions.spec)
+
 
 class Policy:
     """A Policy acts for agents of one behavior.
@@ -139,6 +144,8 @@ class Policy:
         self, observations: Mapping[str, Value], masks: Value, deterministic: bool, memory: Floats | None
     ) -> Acted:
         assert self._form is not None
+        if masks is not None and not isinstance(masks, Mapping):
+            raise self._wrong(f"masks {masks!r:.100}", "those of agents by their names")
         seen, allowed = [], []
         for name, one in observations.items():
             has_mask = isinstance(one, Mapping) and one.keys() == {"observation", "action_mask"}
@@ -213,9 +220,10 @@ def load(
     if env is None:
         return Policy(network, None)
     agents = tuple(getattr(env, "possible_agents", ()))
-    form = _form(env, agents, images)
-    got = BehaviorSpec(observations=form.observations.specs, actions=form.actions.spec)
-    if got != network.spec:
+    forms = {one: _form(env, one, images) for one in agents or (None,)}
+    form = next((one for one in forms.values() if one.spec == network.spec), None)
+    if form is None:
+        got = next(iter(forms.values())).spec
         raise SettingsError(
             f"got an environment with {got}; expected {network.spec}; give the environment in which {network.behavior} "
             "was trained, with its wrappers"
@@ -223,18 +231,18 @@ def load(
     return Policy(network, form, agents)
 
 
-def _form(env: Value, agents: Sequence[str], images: str | None) -> Form:
-    """Returns the form of an environment's values.
+def _form(env: Value, agent: str | None, images: str | None) -> Form:
+    """Returns the form of an environment's values: of one agent, where they have names.
 
     Raises:
         SettingsError: it is none of Gymnasium or PettingZoo.
         SpecError: a space is not supported.
     """
-    if not agents and not hasattr(env, "observation_space"):
+    if not hasattr(env, "observation_space"):
         raise SettingsError(f"got {env!r:.100} as env; expected an environment of Gymnasium or PettingZoo; correct it")
     batched = hasattr(env, "single_observation_space")
-    if agents:
-        seen, chosen = env.observation_space(agents[0]), env.action_space(agents[0])
+    if agent is not None:
+        seen, chosen = env.observation_space(agent), env.action_space(agent)
     elif batched:
         seen, chosen = env.single_observation_space, env.single_action_space
     else:

@@ -28,8 +28,12 @@ from sparring.services.supervision.ports import Ports
 SILENT_S: Final = 20.0
 """Seconds without a call after which the part is ended; the run gives up later (`LOST_S` of the host)."""
 POLL_S: Final = 0.5
-CHUNK: Final = 4 * 2**20
-"""Bytes that one call reads at most."""
+CHUNK: Final = 64 * 2**10
+"""Bytes that one call reads or writes at most.
+
+Ray keeps larger arguments and answers (above 100 KB) in the object store of the node, and ends a process at once that
+uses the store of a dead raylet: the driver would not survive the head's.
+"""
 
 
 def address_of(interface: str | None, otherwise: str) -> str:

@@ -216,6 +216,18 @@ def test_agents_are_played_by_name_with_their_masks(tmp_path: Path) -> None:
     assert policy.act(given["one"]).actions == 2
     plain = {name: one["observation"] for name, one in given.items()}
     assert policy.act(plain, {"one": [1, 0, 0, 0]}, deterministic=True).actions["one"] == 0
+    with pytest.raises(SettingsError, match="those of agents by their names"):
+        policy.act(plain, [[1, 0, 0, 0]] * 2)
+
+
+def test_policy_plays_the_agents_of_its_own_kind(tmp_path: Path) -> None:
+    """Others of the environment observe something else."""
+    kinds = {"rabbit": spaces.Box(-1, 1, (2,)), "hunter": spaces.Box(-1, 1, (5,))}
+    env = SimpleNamespace(possible_agents=list(kinds), observation_space=kinds.get, action_space=lambda _: MOVES)
+    policy = sparring.load(trained_in(tmp_path, kinds["hunter"], MOVES), env=env)
+    assert policy.act({"hunter": np.zeros(5, np.float32)}).actions["hunter"].shape == (2,)
+    with pytest.raises(SpecError):
+        policy.act({"rabbit": np.zeros(2, np.float32)})
 
 
 def test_environment_of_another_form_is_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from sparring.pipeline.errors import CANNOT_START, SettingsError
 from sparring.pipeline.security import KEY_FILE
-from sparring.services.cluster.agent import Agent, address_of
+from sparring.services.cluster.agent import CHUNK, Agent, address_of
 
 LIMIT_S = 30.0
 
@@ -77,6 +77,13 @@ def test_files_stay_within_its_folder_and_the_key_is_for_its_owner_alone(agent: 
         agent.write("../escaped", b"", more=False)
     with pytest.raises(AssertionError, match="outside"):
         agent.read("/etc/hostname", 0)
+
+
+def test_no_call_is_large_enough_for_the_object_store_of_ray(agent: Agent) -> None:
+    """The driver would end with the raylet of its node, without a word or a summary."""
+    largest = 100 * 1024  # Ray's `max_direct_call_object_size`
+    agent.write("file", bytes(3 * largest), more=False)
+    assert 0 < len(agent.read("file", 0)) == CHUNK < largest * 0.9
 
 
 def test_stop_kill_and_another_start_end_what_runs(agent: Agent) -> None:
