@@ -83,6 +83,8 @@ server = ForkServer(["sparring.services.main"])
 reader, writer = os.pipe()
 child = server.fork(["simulator", "goal", "--connect", "tcp://127.0.0.1:9"], {}, [1, 2, reader])
 print(child.pid, flush=True)
+while "goal" not in psutil.Process(child.pid).cmdline()[0]:  # the title of its command
+    time.sleep(0.01)
 server.kill()
 while psutil.Process(child.pid).ppid() != os.getpid():
     time.sleep(0.01)
