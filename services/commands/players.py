@@ -114,7 +114,7 @@ def copy_initial(directory: Path, settings: Settings, names: Collection[str]) ->
 
 
 def check_networks(directory: Path, settings: Settings, names: Collection[str]) -> None:
-    """Checks that the networks of the newest checkpoints are those of the settings with which a run goes on.
+    """Checks that trainer and networks of the newest checkpoints are those of the settings with which a run goes on.
 
     Args:
         directory: of the run.
@@ -122,18 +122,25 @@ def check_networks(directory: Path, settings: Settings, names: Collection[str]) 
         names: of the behaviors.
 
     Raises:
-        SettingsError: a network differs.
+        SettingsError: one of them differs.
     """
     for name in names:
-        own = settings.behaviors[name].network_settings.model_dump(mode="json", exclude={"deterministic"})
+        behavior = settings.behaviors[name]
+        network = behavior.network_settings.model_dump(mode="json", exclude={"deterministic"})
+        own = {f"network_settings.{key}": value for key, value in network.items()}
+        own |= {"trainer_type": behavior.trainer_type, "reward_signals": list(behavior.reward_signals.named())}
+        own["hyperparameters.shared_critic"] = behavior.hyperparameters.shared_critic
         for path in CheckpointFolder(directory, name).newest_first()[:1]:
             saved: dict[str, Json] = {}
             with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # whoever loads it reports damage
-                saved = dict(json.loads((path / "state.json").read_bytes())["description"]["network_settings"])
+                described = json.loads((path / "state.json").read_bytes())["description"]
+                saved |= {f"network_settings.{key}": value for key, value in described["network_settings"].items()}
+                saved["trainer_type"], saved["reward_signals"] = described["trainer"], described["signals"]
+                saved["hyperparameters.shared_critic"] = described["shared_critic"]
             for key in sorted(own.keys() & saved.keys()):
                 if own[key] != saved[key]:
                     raise SettingsError(
-                        f"got behaviors.{name}.network_settings.{key} {own[key]} with --resume; expected {saved[key]}, "
+                        f"got behaviors.{name}.{key} {own[key]} with --resume; expected {saved[key]}, "
                         f"with which {path} was trained; write that, or start a new run"
                     )
 

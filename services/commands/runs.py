@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -122,7 +123,7 @@ def check_positive(args: argparse.Namespace, *names: str) -> None:
     """
     for name in names:
         value = getattr(args, name)
-        if value is not None and value <= 0:
+        if value is not None and not 0 < value < math.inf:
             raise SettingsError(f"got --{name} {value:g}; expected more than 0; give another number")
 
 

@@ -91,7 +91,9 @@ def test_folder_without_a_run_is_refused(tmp_path: Path, error_of: Refusal) -> N
     assert str(tmp_path / "nothing") in error_of(tmp_path / "nothing", "--untrained")
 
 
-@pytest.mark.parametrize("arguments", [("--matches", 0), ("--checkpoints", 0), ("--timeout", 0)])
+@pytest.mark.parametrize(
+    "arguments", [("--matches", 0), ("--checkpoints", 0), ("--timeout", 0), ("--timeout", "nan"), ("--timeout", "inf")]
+)
 def test_impossible_numbers_are_refused(tmp_path: Path, error_of: Refusal, arguments: tuple[str, int]) -> None:
     assert str(arguments[1]) in error_of(finished_run(tmp_path / "run"), *arguments)
 

@@ -56,7 +56,8 @@ def left_by(tmp_path: Path, status: str, steps: int) -> list[str]:
     checkpoint = run / "Ball" / "checkpoint-000000001000"
     checkpoint.mkdir(parents=True)
     network = {"hidden_units": 128, "num_layers": 2}
-    (checkpoint / "state.json").write_text(json.dumps({"description": {"network_settings": network}}))
+    described = {"network_settings": network, "trainer": "ppo", "signals": ["extrinsic"], "shared_critic": False}
+    (checkpoint / "state.json").write_text(json.dumps({"description": described}))
     (run / "summary.json").write_text(json.dumps({"status": status, "behaviors": {"Ball": {"steps": steps}}}))
     config.write_text("behaviors: {Ball: {max_steps: 1000, network_settings: {hidden_units: 64}}}")
     return ["train", str(config), "--results-dir", str(tmp_path / "results"), "--run-id", "a", "--resume"]
@@ -76,15 +77,29 @@ def test_resuming_a_finished_run_says_so_and_changes_nothing(
     assert content(tmp_path) == before
 
 
-@pytest.mark.parametrize(("status", "further"), [("stopped", []), ("completed", ["--max-steps", "5000"])])
+@pytest.mark.parametrize(
+    ("status", "further", "expected"),
+    [
+        ("stopped", [], "network_settings.hidden_units 64 with --resume; expected 128"),
+        ("completed", ["--max-steps", "5000"], "network_settings.hidden_units 64 with --resume; expected 128"),
+        ("stopped", ["trainer_type=poca"], "trainer_type poca with --resume; expected ppo"),
+        ("stopped", ["hyperparameters.shared_critic=true"], "shared_critic True with --resume; expected False"),
+        ("stopped", ["reward_signals.curiosity={}"], "reward_signals ['curiosity'] with --resume"),
+    ],
+)
 def test_changed_network_is_refused_by_its_key_before_anything_is_changed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], status: str, further: list[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], status: str, further: list[str], expected: str
 ) -> None:
+    if further and "=" in further[0]:
+        same = "behaviors.Ball.network_settings.hidden_units=128"
+        further = ["--set", f"behaviors.Ball.{further[0]}", "--set", same]
     command = left_by(tmp_path, status, 1024)
     (tmp_path / "results" / "a" / "run.json").write_text("{}")
     before = content(tmp_path)
     assert main([*command, *further]) == 2
-    assert "got behaviors.Ball.network_settings.hidden_units 64 with --resume; expected 128" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "got behaviors.Ball." in shown
+    assert expected in shown
     assert content(tmp_path) == before
 
 
