@@ -7,7 +7,6 @@ the files in its folder, which are the queue of a caller that reads slowly.
 
 import json
 import os
-import signal
 import subprocess
 import tempfile
 import threading
@@ -167,9 +166,8 @@ class Run:
 
     def stop(self) -> None:
         """Asks the run, once, to stop in order: the weights are saved. Returns at once; `wait` waits for the end."""
-        if not self._is_stopping and self._process.poll() is None:
-            self._is_stopping = True
-            self._process.send_signal(signal.SIGINT)
+        self._is_stopping = True
+        self.release()  # a signal may be lost while the command loads, and a second one would end it at once
 
     def status(self) -> dict[str, Json]:
         """Returns the present numbers, the content of `status.json`; nothing before the first ones."""
