@@ -24,7 +24,7 @@ def main(results_dir: str = "results") -> float:
     """Returns the mean length of five episodes with the trained policy."""
     run = sparring.start(CONFIG, {"pipeline.export": False}, results_dir=results_dir, seed=1)
     for event in run:
-        if event.kind == "interval":
+        if event.kind == "interval" and event.values["reward"] is not None:  # None where no episode has ended
             print(f"{event.values['step']:>8,} steps  reward {event.values['reward']:.0f}")
             if event.values["reward"] > 400:
                 run.stop()
