@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import threading
@@ -187,12 +188,15 @@ def side_by_side(folder: Path, plain: Mapping[str, Any], seeds: Sequence[int]) -
     ]
 
 
-def last_of(training: Training, behavior: str, key: str) -> float:
-    """Waits for the end; returns the value of `key` in the last interval of a behavior that has one."""
+def last_of(training: Training, behavior: str, key: str, intervals: int = 1) -> float:
+    """Waits for the end; returns the mean of `key` in the last intervals of a behavior that have one.
+
+    Where an interval ends depends on the clock, and one alone may be of few episodes.
+    """
     assert training.end() == 0, "\n".join(training.lines)
     lines = json_lines(training.directory / "metrics.jsonl")
     values = [line[key] for line in lines if line["type"] == "interval" and line["behavior"] == behavior]
-    return float([value for value in values if value is not None][-1])
+    return statistics.mean([value for value in values if value is not None][-intervals:])
 
 
 def reaches(training: Training, bar: float, *behaviors: str, key: str = "reward") -> None:
