@@ -196,7 +196,7 @@ def last_of(training: Training, behavior: str, key: str, intervals: int = 1) -> 
     assert training.end() == 0, "\n".join(training.lines)
     lines = json_lines(training.directory / "metrics.jsonl")
     values = [line[key] for line in lines if line["type"] == "interval" and line["behavior"] == behavior]
-    return statistics.mean([value for value in values if value is not None][-intervals:])
+    return float(statistics.mean([value for value in values if value is not None][-intervals:]))
 
 
 def reaches(training: Training, bar: float, *behaviors: str, key: str = "reward") -> None:
