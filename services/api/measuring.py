@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 from sparring.pipeline.errors import BAD_INPUT, ServiceError, SettingsError
 from sparring.pipeline.files import Json
@@ -15,16 +16,30 @@ from sparring.services.process.hosting import SPARRING
 from sparring.services.process.lifeline import PIPE_VARIABLE
 
 
+class PlayOptions(TypedDict, total=False):
+    """Further arguments of `evaluate` and `tournament`, which are options of these commands.
+
+    Attributes:
+        deterministic: act with the most likely actions.
+        seed: of simulators and sampling; None for a random one.
+        timeout_s: seconds after which it gives up (3600).
+        results_dir: where a run is found by its id (`results`).
+        in_process: all services in one process.
+    """
+
+    deterministic: bool
+    seed: int | None
+    timeout_s: float
+    results_dir: str | Path
+    in_process: bool
+
+
 def evaluate(
     run: str | Path,
     *,
     episodes: int = 100,
     checkpoints: Mapping[str, str] | None = None,
-    deterministic: bool = False,
-    seed: int | None = None,
-    timeout_s: float = 3600.0,
-    results_dir: str | Path = "results",
-    in_process: bool = False,
+    **options: Unpack[PlayOptions],
 ) -> dict[str, Json]:
     """Plays episodes with the checkpoints of a run, and returns the content of `evaluation.json`.
 
@@ -32,11 +47,7 @@ def evaluate(
         run: folder of the run, or its id.
         episodes: of each behavior.
         checkpoints: name of a checkpoint's folder by behavior; the newest of the others.
-        deterministic: act with the most likely actions.
-        seed: of simulators and sampling; None for a random one.
-        timeout_s: seconds after which it gives up.
-        results_dir: where a run is found by its id.
-        in_process: all services in one process.
+        options: those of `PlayOptions`.
 
     Raises:
         SettingsError: the run, a checkpoint or an argument is invalid.
@@ -44,7 +55,7 @@ def evaluate(
     """
     words = ["evaluate", _name(run), "--episodes", str(episodes)]
     words += [word for name, one in (checkpoints or {}).items() for word in ("--checkpoint", f"{name}={one}")]
-    return _measured(words, deterministic, seed, timeout_s, results_dir, in_process)
+    return _measured(words, options)
 
 
 def tournament(
@@ -54,11 +65,7 @@ def tournament(
     checkpoints: int = 1,
     untrained: bool = False,
     mirror: bool = False,
-    deterministic: bool = False,
-    seed: int | None = None,
-    timeout_s: float = 3600.0,
-    results_dir: str | Path = "results",
-    in_process: bool = False,
+    **options: Unpack[PlayOptions],
 ) -> dict[str, Json]:
     """Lets trained policies play against each other, and returns the content of `tournament.json`.
 
@@ -68,11 +75,7 @@ def tournament(
         checkpoints: of each run, evenly spread; 1 is the newest.
         untrained: a player has the first run's initial weights.
         mirror: each player also plays against itself.
-        deterministic: act with the most likely actions.
-        seed: of simulators and sampling; None for a random one.
-        timeout_s: seconds after which it gives up.
-        results_dir: where a run is found by its id.
-        in_process: all services in one process.
+        options: those of `PlayOptions`.
 
     Raises:
         SettingsError: a run or an argument is invalid.
@@ -81,7 +84,7 @@ def tournament(
     named = [runs] if isinstance(runs, str | Path) else runs
     words = ["tournament", *map(_name, named), "--matches", str(matches), "--checkpoints", str(checkpoints)]
     words += options_of({"untrained": untrained, "mirror": mirror})
-    return _measured(words, deterministic, seed, timeout_s, results_dir, in_process)
+    return _measured(words, options)
 
 
 def record(
@@ -127,18 +130,10 @@ def _name(run: str | Path) -> str:
     return str(Path(run).absolute()) if Path(run).exists() else f"./{run}" if str(run).startswith("-") else str(run)
 
 
-def _measured(
-    words: list[str],
-    deterministic: bool,
-    seed: int | None,
-    timeout_s: float,
-    results_dir: str | Path,
-    in_process: bool,
-) -> dict[str, Json]:
+def _measured(words: list[str], options: PlayOptions) -> dict[str, Json]:
     """Runs a command whose last line names a file of JSON, and returns its content."""
-    common = {"deterministic": deterministic, "seed": seed, "timeout": timeout_s, "in_process": in_process}
-    text = _output([*words, "--results-dir", str(results_dir), *options_of(common)])
-    return dict(json.loads(Path(text.splitlines()[-1]).read_bytes()))
+    named = {key.removesuffix("_s"): value for key, value in options.items()}
+    return dict(json.loads(Path(_output([*words, *options_of(named)]).splitlines()[-1]).read_bytes()))
 
 
 def _output(words: Sequence[str]) -> str:

@@ -123,7 +123,8 @@ class Policy:
             memory: of the same agents after their last decision; None for zeros, which begin an episode.
 
         Raises:
-            SpecError: an observation or mask has another form than the spec.
+            SettingsError: the observations, masks or memory are not those of the agents.
+            SpecError: an observation or mask has another form than its space.
         """
         if self._agents and isinstance(observations, Mapping) and observations.keys() <= self._agents:
             return self._act_by_name(observations, masks, deterministic, memory)
@@ -269,7 +270,7 @@ def _found(folder: Path, behavior: str | None) -> Path:
 
 
 class _Checkpoint:
-    """Evaluates the policy of a checkpoint."""
+    """Evaluates the policy of a checkpoint, as `Network` describes."""
 
     def __init__(self, path: Path, seed: int | None) -> None:
         from sparring.pipeline.export.layout import trained_policy
@@ -291,7 +292,7 @@ class _Checkpoint:
 
 
 class _Model:
-    """Evaluates an exported model."""
+    """Evaluates an exported model, as `Network` describes."""
 
     def __init__(self, path: Path) -> None:
         try:

@@ -7,6 +7,7 @@ the files in its folder, which are the queue of a caller that reads slowly.
 
 import json
 import os
+import signal
 import subprocess
 import tempfile
 import threading
@@ -16,13 +17,13 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, Literal, TypedDict, Unpack
+from typing import IO, Any, Final, TypedDict, Unpack
 
 from sparring.pipeline.errors import BAD_INPUT, SettingsError, SparringError
 from sparring.pipeline.files import Json
+from sparring.services.api.events import Event, EventFiles, EventKind, Identity, identity_of, present
 from sparring.services.process.hosting import SPARRING
 
-EventKind = Literal["interval", "checkpoint", "lesson", "match", "end"]
 Callback = Callable[["Event"], object]
 Config = str | Path | Mapping[str, Json]
 
@@ -30,24 +31,8 @@ _POLL_S: Final = 0.1
 _CALLBACKS_S: Final = 30.0
 """Seconds that the end of a run waits for callbacks."""
 _ENDED: Final = "completed", "stopped"
-
-_Identity = tuple[int, int, int]
-"""Device, number and last change of a file."""
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Tells of something that happened in a run.
-
-    Attributes:
-        kind: `interval`: a behavior has trained `summary_freq` more steps; `checkpoint`: one was saved; `lesson`: an
-            environment parameter has got another; `match`: one of self-play has a result; `end`: the run has ended.
-        values: the line of the run's file: of `metrics.jsonl` for an interval, `matches.jsonl` for a match, a log for
-            a checkpoint or a lesson; of an end `status` and `error`.
-    """
-
-    kind: EventKind
-    values: Mapping[str, Json]
+_TERMINATED: Final = -signal.SIGTERM, 128 + signal.SIGTERM
+"""Exit statuses of a command that is stopped before it handles signals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +80,7 @@ class Run:
         output: file with what it prints.
         callbacks: called with each event, in a thread of the run.
         held: closed when the run and this object have ended.
-        former: what the folder held before (`_present`).
+        former: what the folder held before (`present`).
     """
 
     def __init__(
@@ -105,7 +90,7 @@ class Run:
         output: IO[bytes],
         callbacks: Sequence[Callback],
         held: ExitStack,
-        former: Mapping[_Identity, int],
+        former: Mapping[Identity, int],
     ) -> None:
         self.folder = folder
         self.callback_errors: list[tuple[EventKind, BaseException]] = []
@@ -122,7 +107,7 @@ class Run:
 
     def __iter__(self) -> Iterator[Event]:
         """Yields each event, and waits for the next one."""
-        with closing(_Files(self.folder, self._former)) as files:
+        with closing(EventFiles(self.folder, self._former)) as files:
             while (ended := self._process.poll()) is None:
                 yield from files.events()
                 time.sleep(_POLL_S)
@@ -133,7 +118,7 @@ class Run:
         """Does the same without blocking the event loop, asyncio's or trio's."""
         import anyio
 
-        with closing(_Files(self.folder, self._former)) as files:
+        with closing(EventFiles(self.folder, self._former)) as files:
             while (ended := self._process.poll()) is None:
                 for event in files.events():
                     yield event
@@ -203,11 +188,11 @@ class Run:
     def _result(self, status: int) -> RunResult:
         path = self.folder / "summary.json"
         try:
-            if status and _identity(path.stat()) in self._former:
+            if status and identity_of(path.stat()) in self._former:
                 raise FileNotFoundError(path)  # it is of an earlier session
             summary = json.loads(path.read_bytes())
         except (OSError, ValueError):  # it has not begun
-            if self._is_stopping:
+            if self._is_stopping and status in _TERMINATED:
                 return RunResult(self.folder, "stopped", "", {})
             lines = [line for line in self.console().splitlines() if line]
             error = "\n".join(lines[-20:]).removeprefix("sparring: ") or f"exit status {status}"
@@ -271,7 +256,7 @@ def start(
     name = options.get("run_id") or f"run-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
     words = ["--run-id", name, "--results-dir", str(folder), "--until-eof"]
     words += options_of({key: value for key, value in options.items() if key not in ("run_id", "results_dir")})
-    held, former = ExitStack(), _present(folder / name)
+    held, former = ExitStack(), present(folder / name)
     output = held.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (as long as the run)
     process = subprocess.Popen(
         [*SPARRING, "train", *held.enter_context(written(config, overrides)), *words],
@@ -346,105 +331,3 @@ def _json(value: object) -> str:
 def _plain(value: Any) -> Json:
     """Returns a number or an array of numpy, or a path, as JSON data."""
     return str(value) if isinstance(value, Path) else value.tolist() if hasattr(value, "tolist") else list(value)
-
-
-# ---------------------------------------------------------------- the files of a run
-
-
-def _identity(found: os.stat_result) -> _Identity:
-    return found.st_dev, found.st_ino, found.st_mtime_ns
-
-
-def _present(folder: Path) -> dict[_Identity, int]:
-    """Returns the sizes of the files with the events of a run, and of its summary, as they are now."""
-    found = [path for pattern in ("*.json", "*.jsonl*", "logs/*.jsonl*") for path in folder.glob(pattern)]
-    return {_identity(one): one.st_size for one in (path.stat() for path in found)}
-
-
-class _Lines:
-    """Reads the lines of a file that grows, and is rotated meanwhile.
-
-    Args:
-        path: of the file, which may not exist yet.
-        former: files that existed before, with their sizes, whose lines until there are left out.
-    """
-
-    def __init__(self, path: Path, former: Mapping[_Identity, int]) -> None:
-        self._path = path
-        self._former = {identity[:2]: size for identity, size in former.items()}
-        self._file: IO[bytes] | None = None
-        self._rest = b""
-        self._has_begun = False
-
-    def new(self) -> Iterator[dict[str, Json]]:
-        """Yields the lines since the last call, at first those of the rotated files too."""
-        if not self._has_begun and self._path.exists():
-            self._has_begun = True
-            rotated = sorted(self._path.parent.glob(f"{self._path.name}.*"), key=lambda one: -int(one.suffix[1:]))
-            for one in [*rotated, self._path.with_suffix(".old.jsonl")]:
-                if self._open(one):
-                    yield from self._read()
-                    self.close()
-        while self._file is not None or self._open(self._path):
-            yield from self._read()
-            if not self._is_replaced():
-                return
-            self.close()
-
-    def close(self) -> None:
-        """Closes the file, whose path is opened anew for the next lines."""
-        if self._file is not None:
-            self._file.close()
-        self._file, self._rest = None, b""
-
-    def _open(self, path: Path) -> bool:
-        try:
-            self._file = path.open("rb")
-        except OSError:
-            return False
-        own = os.fstat(self._file.fileno())
-        known = self._former.get((own.st_dev, own.st_ino), 0)
-        self._file.seek(known if known <= own.st_size else 0)  # else the number of a removed file was given anew
-        return True
-
-    def _read(self) -> Iterator[dict[str, Json]]:
-        assert self._file is not None
-        *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
-        return map(json.loads, lines)
-
-    def _is_replaced(self) -> bool:
-        """Returns whether another file has this path now, and all of ours is read."""
-        assert self._file is not None
-        own = os.fstat(self._file.fileno())
-        try:
-            there = self._path.stat()
-        except OSError:
-            return False
-        return (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino) and self._file.tell() == own.st_size
-
-
-_LOGGED: Final[Mapping[str, EventKind]] = {"checkpoint_saved": "checkpoint", "lesson": "lesson"}
-
-
-class _Files:
-    """Reads the events of a run from its files."""
-
-    def __init__(self, folder: Path, former: Mapping[_Identity, int]) -> None:
-        self._folder, self._former = folder, former
-        self._intervals, self._matches = (_Lines(folder / f"{one}.jsonl", former) for one in ("metrics", "matches"))
-        self._logs: dict[Path, _Lines] = {}
-
-    def events(self) -> list[Event]:
-        """Returns the events since the last call: those of one file in their order."""
-        for path in self._folder.glob("logs/*.jsonl"):
-            if path.name.startswith(("learning-", "coordination")):
-                self._logs.setdefault(path, _Lines(path, self._former))
-        found = [Event("interval", line) for line in self._intervals.new() if line["type"] == "interval"]
-        found += [Event("match", line) for line in self._matches.new()]
-        logged = (line for lines in self._logs.values() for line in lines.new())
-        return found + [Event(_LOGGED[line["event"]], line) for line in logged if line["event"] in _LOGGED]
-
-    def close(self) -> None:
-        """Closes all files."""
-        for lines in (self._intervals, self._matches, *self._logs.values()):
-            lines.close()

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sparring.pipeline.errors import SettingsError, SparringError
+    from sparring.services.api.events import Event
     from sparring.services.api.measuring import evaluate, record, tournament
     from sparring.services.api.policies import Acted, Chosen, Policy, load
-    from sparring.services.api.runs import Event, Run, RunFailed, RunResult, start, train
+    from sparring.services.api.runs import Run, RunFailed, RunResult, start, train
 
 __version__ = "0.1.0"
 
@@ -44,7 +45,8 @@ _MODULES = {
     "sparring.pipeline.errors": ("SettingsError", "SparringError"),
     "sparring.services.api.measuring": ("evaluate", "record", "tournament"),
     "sparring.services.api.policies": ("Acted", "Chosen", "Policy", "load"),
-    "sparring.services.api.runs": ("Event", "Run", "RunFailed", "RunResult", "start", "train"),
+    "sparring.services.api.events": ("Event",),
+    "sparring.services.api.runs": ("Run", "RunFailed", "RunResult", "start", "train"),
 }
 
 

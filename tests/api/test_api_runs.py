@@ -21,7 +21,8 @@ import yaml
 import sparring
 from sparring.pipeline.demonstrations.library import describe, read_any
 from sparring.pipeline.errors import ServiceError
-from sparring.services.api.runs import _Lines, _present, written
+from sparring.services.api.events import Lines, present
+from sparring.services.api.runs import written
 
 GOAL: dict[str, Any] = {
     "behaviors": {
@@ -56,13 +57,13 @@ class File:
         self.path.rename(f"{self.path}.1")
 
 
-def numbers(lines: _Lines) -> list[int]:
+def numbers(lines: Lines) -> list[int]:
     return [one["n"] for one in lines.new()]
 
 
 def test_lines_of_a_file_that_grows_and_is_rotated_are_read_once(tmp_path: Path) -> None:
     file = File(tmp_path / "metrics.jsonl")
-    with closing(_Lines(file.path, {})) as lines:
+    with closing(Lines(file.path, {})) as lines:
         assert numbers(lines) == []
         file.write(1, 2, rest='{"n"')
         assert numbers(lines) == [1, 2]
@@ -83,12 +84,12 @@ def test_late_reader_begins_with_rotated_files_and_a_former_session_is_left_out(
     file.write(1)
     file.rotate()
     file.write(2)
-    former = _present(tmp_path)
+    former = present(tmp_path)
     file.write(3)
     file.rotate()
     file.write(4)
     for known, expected in (({}, [1, 2, 3, 4]), (former, [3, 4])):
-        with closing(_Lines(file.path, known)) as lines:
+        with closing(Lines(file.path, known)) as lines:
             assert numbers(lines) == expected
             assert numbers(lines) == []
 
