@@ -20,6 +20,8 @@
 A message states what was got, what was expected and what to try.
 """
 
+import difflib
+from collections.abc import Iterable
 from typing import Final
 
 NOTICE: Final = "notice: "
@@ -164,3 +166,9 @@ def too_large(got: str, limit: int | str, key: str, remedy: str) -> RemoteProtoc
     return RemoteProtocolError(
         "too_large", got=got, expected=f"at most {limit}", remedy=f"{remedy}, or raise pipeline.{key}"
     )
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str | None:
+    """Returns a question with the most similar of the `known` words; None if none is similar."""
+    nearest = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"did you mean {nearest[0]}?" if nearest else None

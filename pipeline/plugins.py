@@ -4,17 +4,29 @@ A package adds to a group in its `pyproject.toml`:
 
     [project.entry-points."sparring.simulators"]
     corridor = "corridor.game:make"
+
+But for simulators and writers, a plug-in is a section of the configuration: a pydantic model whose fields are the
+section's keys, with a method that builds what they configure. Every process reads the configuration, so the module
+of a section imports libraries like torch only in that method.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
 
-from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.errors import SettingsError, did_you_mean
 
 SIMULATORS: Final = "sparring.simulators"
 """Functions or classes that make a `sparring.pipeline.simulation.Game`: they take `areas` and options by keyword."""
+TRAINERS: Final = "sparring.trainers"
+"""Subclasses of `sparring.pipeline.learning.settings.TrainerHyperparameters`, by `trainer_type`."""
+REWARD_SIGNALS: Final = "sparring.reward_signals"
+"""Subclasses of `sparring.pipeline.learning.settings.SignalSettings`, by the key below `reward_signals`."""
+ENCODERS: Final = "sparring.encoders"
+"""Subclasses of `sparring.pipeline.networks.settings.EncoderSettings`, by `vis_encode_type` or `encoders.*.type`."""
+OPPONENTS: Final = "sparring.opponents"
+"""Subclasses of `sparring.pipeline.coordination.settings.OpponentSampling`, by `opponent_sampling`."""
 _OWN: Final = "sparring"
 
 
@@ -34,26 +46,43 @@ def names(group: str) -> tuple[str, ...]:
 
 
 @cache
-def load(group: str, name: str) -> Callable[..., Any]:
-    """Imports what is registered under one of the `names`.
+def load(group: str, name: str) -> Any:
+    """Imports what is registered under a name.
 
     Raises:
-        SettingsError: it cannot be imported, or two packages have registered the name.
+        SettingsError: the name is unknown, it cannot be imported, or two packages have registered it.
     """
+    if name not in names(group):
+        hint = did_you_mean(name, names(group)) or f"correct it, or install the package that registers it under {group}"
+        raise SettingsError(f"got {name!r}; expected one of {', '.join(names(group))}; {hint}")
     first, *others = _found(group)[name]
     if others:
         owners = ", ".join(sorted({_package(one) for one in (first, *others)}))
         raise SettingsError(f"got {name!r} of {owners} in {group}; expected one of them; uninstall the others")
     try:
-        found: Callable[..., Any] = first.load()
+        return first.load()
     except Exception as error:  # whatever the import of a foreign package raises
         raise SettingsError(
             f"got {name!r} of {_package(first)}, whose {first.value} cannot be imported "
             f"({type(error).__name__}: {error}); expected a working package; mend or uninstall it"
         ) from error
-    return found
 
 
+def working(group: str) -> Iterator[tuple[str, Any]]:
+    """Yields the names in a group with what is registered, without what cannot be loaded, which ends no run."""
+    for name in names(group):
+        try:
+            yield name, load(group, name)
+        except SettingsError:
+            continue
+
+
+def origin(group: str, name: str) -> str:
+    """Returns the name and the version of the package that registers a name."""
+    return _package(_found(group)[name][0])
+
+
+@cache
 def _found(group: str) -> dict[str, list[EntryPoint]]:
     """Returns the entry points by name; a package that is found twice, as an editable one may be, counts once."""
     ordered = sorted(entry_points(group=group), key=lambda one: one.dist is None or one.dist.name != _OWN)

@@ -55,7 +55,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Ends the process, with status 2."""
-        from sparring.pipeline.settings.document import did_you_mean  # pydantic
+        from sparring.pipeline.errors import did_you_mean  # pydantic
 
         choice = re.fullmatch(r".*invalid choice: '(.*)' \(choose from (.*)\)", message, re.DOTALL)
         known = re.findall(r"[\w-]+", choice[2]) if choice else self._option_string_actions

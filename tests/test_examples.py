@@ -1,53 +1,73 @@
-"""The examples of docs/environments.md and docs/python.md run as they stand."""
+"""The examples of the documentation run as they stand, from an installed wheel in an empty folder."""
 
 from __future__ import annotations
 
+import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.services.services_helpers import HANG_S, Training
-from tests.services.started import start
+from tests.installed import EXAMPLES, PACKAGES, run, shared
 
-EXAMPLES = sorted((Path(__file__).parent.parent / "docs" / "examples").glob("*.yaml"))
+CONFIGURATIONS = sorted(EXAMPLES.glob("*.yaml"))
+OF_PACKAGES = sorted(file for package in PACKAGES for file in package.glob("*.yaml"))
+DOCS = EXAMPLES.parent
+
+
+@pytest.fixture(scope="session")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of programs of an environment with the wheel and all packages among the examples."""
+    return shared(tmp_path_factory) / "bin"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
-def test_example_trains(tmp_path: Path, file: Path) -> None:
-    training = Training(tmp_path, str(file), "--in-process", "--max-steps", "2000")
-    assert training.end() == 0, "\n".join(training.lines)
-    for name, behavior in training.summary["behaviors"].items():
+@pytest.mark.parametrize("file", [*CONFIGURATIONS, *OF_PACKAGES], ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_example_trains(tmp_path: Path, commands: Path, file: Path) -> None:
+    sparring = str(commands / "sparring")
+    run(tmp_path, sparring, "train", str(file), "--in-process", "--max-steps", "2000", "--run-id", "run")
+    folder = tmp_path / "results" / "run"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "completed"
+    for behavior in summary["behaviors"].values():
         assert behavior["steps"] >= 2000
         assert behavior["episodes"] > 0
-        assert any(f"behavior  id={name}?team=" in line and "observations" in line for line in training.lines)
     if file.stem == "lamps":
-        words = ["evaluate", str(training.directory), "--episodes", "5", "--in-process"]
-        recorded = start([*words, "--video", str(tmp_path / "lamps.gif")])
-        with recorded.stdout:
-            assert recorded.wait(HANG_S) == 0
+        run(tmp_path, sparring, "evaluate", str(folder), "--episodes", "5", "--in-process", "--video", "lamps.gif")
         assert (tmp_path / "lamps.gif").read_bytes().startswith(b"GIF89a")
+    if file.parent.name == "own_signal":
+        assert _statistics(folder) >= {"Losses/Surprise Loss", "Policy/Surprise Reward"}
+    if file.parent in PACKAGES:  # what is trained acts and is exported through the same doors
+        run(tmp_path, sparring, "export", str(folder), "--format", "torchscript", "--out", "out")
+        assert list((tmp_path / "out").rglob("*.pt"))
+
+
+def _statistics(folder: Path) -> set[str]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return {name for line in lines for name in json.loads(line)["means"]}
 
 
 def test_every_example_is_documented() -> None:
-    text = (Path(__file__).parent.parent / "docs" / "environments.md").read_text()
-    assert EXAMPLES
-    assert not [file.stem for file in EXAMPLES if f"| `{file.stem}` |" not in text]
+    environments, extending = ((DOCS / name).read_text() for name in ("environments.md", "extending.md"))
+    assert CONFIGURATIONS
+    assert PACKAGES
+    assert not [file.stem for file in CONFIGURATIONS if f"| `{file.stem}` |" not in environments]
+    assert not [package.name for package in PACKAGES if f"examples/{package.name}" not in extending]
+
+
+def test_packages_have_the_size_that_their_documentation_states() -> None:
+    """A plain A2C has at most 150 lines, a reward signal of a random network 40, without empty lines."""
+    for package, most in (("own_trainer/sparring_a2c", 150), ("own_signal/sparring_surprise", 40)):
+        lines = [line for file in (EXAMPLES / package).glob("*.py") for line in file.read_text().splitlines() if line]
+        assert len(lines) <= most, package
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_example_in_python_trains_and_plays(tmp_path: Path) -> None:
-    """It needs no more than the installed package, in an empty folder."""
-    script = EXAMPLES[0].with_name("from_python.py")
-    command = [sys.executable, "-W", "error", str(script)]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    *intervals, last = ended.stdout.splitlines()
-    assert all(re.fullmatch(r" *[\d,]+ steps  reward \d+", one) for one in intervals), ended.stdout
+def test_example_in_python_trains_and_plays(tmp_path: Path, commands: Path) -> None:
+    script = EXAMPLES / "from_python.py"
+    *intervals, last = run(tmp_path, str(commands / "python"), "-W", "error", str(script)).splitlines()
+    assert all(re.fullmatch(r" *[\d,]+ steps  reward \d+", one) for one in intervals), intervals
     assert intervals
-    assert float(re.fullmatch(r"the pole stands for (\d+) of 500 steps", last)[1]) > 195, ended.stdout
-    assert script.name in (script.parents[1] / "python.md").read_text()
+    assert float(re.fullmatch(r"the pole stands for (\d+) of 500 steps", last)[1]) > 195, last
+    assert script.name in (DOCS / "python.md").read_text()

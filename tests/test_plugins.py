@@ -35,8 +35,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def forget() -> None:
-    plugins.names.cache_clear()
-    plugins.load.cache_clear()
+    for cached in (plugins.names, plugins.load, plugins._found):
+        cached.cache_clear()
 
 
 def install(site: Path, package: str, entries: str, code: str = GAME) -> None:

@@ -62,7 +62,7 @@ class Snapshots:
         """Writes a snapshot atomically."""
         path = self.path(weights.behavior, weights.version)
         path.parent.mkdir(parents=True, exist_ok=True)
-        noted = {"trained": str(weights.trained), "network": weights.network}
+        noted = {"trained": str(weights.trained), "network": weights.network, "trainer": weights.trainer}
         write_atomically(path, save(weights.arrays, noted), durable=False)
 
     def load(self, name: str, version: int) -> PolicyWeights:
@@ -81,8 +81,14 @@ class Snapshots:
                 f"got {path}, which cannot be read ({error}); expected a snapshot that this run has written; "
                 "put it back from a copy of the run folder, or start a new run"
             ) from error
-        trained, network = int(noted.get("trained", 0)), noted.get("network", "")
-        return PolicyWeights(behavior=name, version=version, arrays=arrays, trained=trained, network=network)
+        return PolicyWeights(
+            behavior=name,
+            version=version,
+            arrays=arrays,
+            trained=int(noted.get("trained", 0)),
+            network=noted.get("network", ""),
+            trainer=noted.get("trainer", ""),
+        )
 
     def keep(self, name: str, versions: Collection[int]) -> None:
         """Removes all other snapshots of a behavior."""

@@ -29,7 +29,7 @@ from sparring.pipeline.messages.incarnations import is_restart, precedes, servic
 
 LAST_EPISODES: Final = 100
 _NO_LEARNER: Final = records.LearnerState(behavior="", start="", version=0, updates=0, trained=0)
-_SETTINGS: Final = ("buffer_size", "overlap", "processes", "max_steps", "added", "most_agents")
+_SETTINGS: Final = ("buffer_size", "overlap", "processes", "max_steps", "added", "most_agents", "budget")
 
 
 @dataclass(slots=True)
@@ -113,6 +113,7 @@ class StepLedger:
         max_steps: where the learner ends.
         added: only simulators have named the behavior; the run does not wait for it where it never steps.
         most_agents: of a stepping process.
+        budget: most steps in flight; 0 for (1 + overlap) x `buffer_size`.
 
     Attributes:
         sources: by incarnation of stepping.
@@ -131,6 +132,7 @@ class StepLedger:
     max_steps: int = 2**62
     added: bool = False
     most_agents: int = 2**16
+    budget: int = 0
     sources: dict[str, SteppingSource] = field(default_factory=dict)
     learner: records.LearnerState = _NO_LEARNER
     version: int = 0
@@ -140,12 +142,10 @@ class StepLedger:
     reported: dict[str, int] = field(default_factory=dict)
     episodes: EpisodeCounts = field(default_factory=EpisodeCounts)
 
-    # ---------------------------------------------------------------- where the steps are
+    def __post_init__(self) -> None:
+        self.budget = self.budget or (1 + self.overlap) * self.buffer_size
 
-    @property
-    def budget(self) -> int:
-        """Most steps in flight."""
-        return (1 + self.overlap) * self.buffer_size
+    # ---------------------------------------------------------------- where the steps are
 
     @property
     def ghosts(self) -> int:

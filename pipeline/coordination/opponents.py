@@ -2,16 +2,19 @@
 
 import itertools
 import json
+import math
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from sparring.pipeline.coordination.settings import SelfPlaySettings
+from sparring.pipeline import plugins
+from sparring.pipeline.coordination.settings import Candidate, OpponentSampling, SelfPlaySettings
+from sparring.pipeline.errors import ServiceError
 from sparring.pipeline.messages.matches import NO_TEAM, Matchup, MatchupAssignment, Results, one_by_one
 from sparring.pipeline.specs import BehaviorId
 
@@ -100,7 +103,9 @@ class Side:
         return self.trained >= self.max_steps
 
 
-def sample_opponent(seed: Sequence[int], behavior_id: BehaviorId, side: Side, rates: Mapping[int, float]) -> int:
+def sample_opponent(
+    seed: Sequence[int], behavior_id: BehaviorId, side: Side, candidate: Callable[[int], Candidate]
+) -> int:
     """Samples what plays a behavior id: a version of its side, or minus the number (from 1) of an external opponent.
 
     The random numbers come from `seed` and the behavior id alone, so that no sample depends on how many came before.
@@ -109,7 +114,10 @@ def sample_opponent(seed: Sequence[int], behavior_id: BehaviorId, side: Side, ra
         seed: of the run, and of the occasion.
         behavior_id: that the opponent plays.
         side: of the behavior id.
-        rates: win rate of the learning team against each candidate.
+        candidate: returns what is known of a snapshot, by its version.
+
+    Raises:
+        ServiceError: the plug-in that samples snapshots fails.
     """
     settings = side.settings
     random = np.random.default_rng([*seed, zlib.crc32(str(behavior_id).encode())])
@@ -121,12 +129,29 @@ def sample_opponent(seed: Sequence[int], behavior_id: BehaviorId, side: Side, ra
         return -which
     if latest or not side.window:
         return side.version
-    # Prioritized fictitious self-play with weights (1 - rate)^2: the harder the more often (Vinyals et al. 2019,
-    # "Grandmaster level in StarCraft II using multi-agent reinforcement learning", Methods).
-    power = 2 if settings.opponent_sampling == "prioritized" else 0
-    ends = np.cumsum([(1 - rates.get(version, 0.5)) ** power for version in side.window])
+    ends = np.cumsum(_weights(settings.opponent_sampling, [candidate(version) for version in side.window]))
     at = int(np.searchsorted(ends, share * ends[-1], side="right"))
     return side.window[min(at, len(side.window) - 1)]
+
+
+def _weights(sampling: OpponentSampling, candidates: Sequence[Candidate]) -> Sequence[float]:
+    """Returns how often each candidate is to be sampled.
+
+    Raises:
+        ServiceError: the plug-in fails, or returns other than one number for each, of which none is below 0.
+    """
+    try:
+        found: Any = list(sampling.weights(candidates))
+        is_valid = len(found) == len(candidates) and all(0 <= one < math.inf for one in found) and sum(found) > 0
+    except Exception as error:  # whatever the code of a foreign package raises
+        found, is_valid = f"{type(error).__name__}: {error}", False
+    if not is_valid:
+        package = plugins.origin(plugins.OPPONENTS, sampling.type)
+        raise ServiceError(
+            f"got {found} from opponent_sampling {sampling.type} of {package}; "
+            f"expected {len(candidates)} finite numbers of at least 0, one above it; mend it, or choose uniform"
+        )
+    return [float(one) for one in found]
 
 
 class Tournament:

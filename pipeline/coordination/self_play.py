@@ -15,12 +15,13 @@ import itertools
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, Self
 
 from openskill.models import PlackettLuce
 
 from sparring.pipeline.coordination.opponents import ExternalOpponent, Record, Side, sample_opponent
-from sparring.pipeline.coordination.settings import SelfPlaySettings
+from sparring.pipeline.coordination.settings import Candidate, SelfPlaySettings
 from sparring.pipeline.messages.matches import Matchup, MatchupAssignment, Results, ghosts_of, one_by_one
 from sparring.pipeline.specs import BehaviorId
 
@@ -279,19 +280,17 @@ class SelfPlay:
     def _sample(self, behavior_id: BehaviorId, place: int) -> int:
         side = self.sides[behavior_id.name]
         occasion = (self.seed, place, side.crossings, self.changes)
-        number = sample_opponent(occasion, behavior_id, side, self._rates(behavior_id.name, side))
+        number = sample_opponent(occasion, behavior_id, side, partial(self._candidate, behavior_id.name))
         like = behavior_id.name if number > 0 else None
         self.ratings.enter(self.player(behavior_id.name, number), elo=side.settings.initial_elo, like=like)
         return number
 
-    def _rates(self, name: str, side: Side) -> dict[int, float]:
-        """Returns the win rate of the learning team against each snapshot of a side."""
-        learners = [self.sides[one].records for one in self.learning]
-        return {
-            version: sum(records.get(_name_of(name, version), Record()).rate for records in learners) / len(learners)
-            for version in side.window
-            if learners
-        }
+    def _candidate(self, name: str, version: int) -> Candidate:
+        """Returns what the learning team has made of a snapshot; where several learn together, the mean."""
+        player = _name_of(name, version)
+        records = [self.sides[one].records.get(player, Record()) for one in self.learning] or [Record()]
+        rate = sum(one.rate for one in records) / len(records)
+        return Candidate(version, rate, sum(one.matches for one in records))
 
     def _forget(self) -> None:
         """Removes the players that can no longer be opponents."""

@@ -1,20 +1,18 @@
 """Settings of coordination: how fresh data must be, ghost self-play and the ends of lessons, in ML-Agents' words."""
 
-from typing import Any, Literal, Self
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
+
+from sparring.pipeline import plugins
+from sparring.pipeline.networks.settings import StrictSettings, typed_section
 
 Mode = Literal["overlap", "lockstep"]
 Measure = Literal["reward", "progress", "rating"]
 
 
-class SettingsModel(BaseModel):
-    """Refuses unknown keys, values of another type, and numbers that are not finite."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class CoordinationSettings(SettingsModel):
+class CoordinationSettings(StrictSettings):
     """How old the data of an update may be.
 
     Attributes:
@@ -28,7 +26,7 @@ class CoordinationSettings(SettingsModel):
     max_policy_lag: int = Field(default=3, ge=1)
 
 
-class OpponentSettings(SettingsModel):
+class OpponentSettings(StrictSettings):
     """An external opponent.
 
     Attributes:
@@ -48,7 +46,62 @@ class OpponentSettings(SettingsModel):
         return self
 
 
-class SelfPlaySettings(SettingsModel):
+class Candidate(NamedTuple):
+    """A snapshot that may be the next opponent.
+
+    Attributes:
+        version: of its weights; a newer one has a higher version.
+        rate: win rate of the learning team against it, 0 to 1, where a draw counts half; 0.5 without a match.
+        matches: number of matches with it.
+    """
+
+    version: int
+    rate: float
+    matches: int
+
+
+class OpponentSampling(StrictSettings):
+    """How a snapshot is sampled as an opponent; a plug-in derives from it.
+
+    Attributes:
+        type: name of the plug-in.
+    """
+
+    type: str
+
+    def weights(self, candidates: Sequence[Candidate]) -> Sequence[float]:
+        """Returns how often each candidate is to be sampled, relative to the others.
+
+        Args:
+            candidates: snapshots in the window, oldest first; at least one.
+        """
+        raise NotImplementedError
+
+
+class UniformSampling(OpponentSampling):
+    """Each snapshot is as likely as the others (ML-Agents)."""
+
+    def weights(self, candidates: Sequence[Candidate]) -> Sequence[float]:
+        return [1.0] * len(candidates)
+
+
+class PrioritizedSampling(OpponentSampling):
+    """Samples with (1 - rate)^power: the harder the more often.
+
+    Prioritized fictitious self-play (Vinyals et al. 2019, "Grandmaster level in StarCraft II using multi-agent
+    reinforcement learning", Methods), where `power` is 2.
+
+    Attributes:
+        power: 0 is uniform; the higher, the more does the hardest prevail.
+    """
+
+    power: float = Field(default=2.0, ge=0)
+
+    def weights(self, candidates: Sequence[Candidate]) -> Sequence[float]:
+        return [(1 - one.rate) ** self.power for one in candidates]
+
+
+class SelfPlaySettings(StrictSettings):
     """Ghost self-play: one team learns, the others play past policies.
 
     Attributes:
@@ -59,7 +112,7 @@ class SelfPlaySettings(SettingsModel):
         play_against_latest_model_ratio: probability of the latest policy as opponent.
         initial_elo: rating at the start.
         elo_k: how far one match moves an Elo rating at most.
-        opponent_sampling: how a snapshot is sampled: `uniform`, or `prioritized`: the harder the more often.
+        opponent_sampling: how a snapshot is sampled: name of a plug-in, or its section with the name as `type`.
         opponents: others than snapshots of the run.
         keep_all_snapshots: those that leave the window stay on disk.
     """
@@ -71,9 +124,14 @@ class SelfPlaySettings(SettingsModel):
     play_against_latest_model_ratio: float = Field(default=0.5, ge=0, le=1)
     initial_elo: float = 1200.0
     elo_k: float = Field(default=16.0, gt=0)
-    opponent_sampling: Literal["uniform", "prioritized"] = "uniform"
+    opponent_sampling: SerializeAsAny[OpponentSampling] = UniformSampling(type="uniform")
     opponents: tuple[OpponentSettings, ...] = Field(default=(), strict=False)  # JSON knows lists only
     keep_all_snapshots: bool = False
+
+    @field_validator("opponent_sampling", mode="before")
+    @classmethod
+    def _of_plugin(cls, value: Any, info: ValidationInfo) -> Any:
+        return typed_section(plugins.OPPONENTS, value, info)
 
     @model_validator(mode="before")
     @classmethod
@@ -84,7 +142,7 @@ class SelfPlaySettings(SettingsModel):
         return data
 
 
-class CompletionCriteria(SettingsModel):
+class CompletionCriteria(StrictSettings):
     """Decides when a lesson is completed.
 
     Attributes:

@@ -163,13 +163,12 @@ class Program(nn.Module):
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns outputs by name, from inputs by name."""
         head, memory = self._head(inputs)
-        count = self._actions.continuous
         found = {name: values.clone() for name, values in self._facts.items()}
-        if count:
-            found |= zip((layout.SAMPLED, layout.LIKELIEST), self._continuous(head[:, :count]), strict=True)
+        if self._actions.continuous:
+            found[layout.SAMPLED] = self.actor.continuous(head, sampled=True)
+            found[layout.LIKELIEST] = self.actor.continuous(head, sampled=False)
         if self._actions.discrete:
-            logits = head[:, count : self.actor.outputs]
-            found |= zip(layout.CHOICES, self._discrete(logits, inputs[layout.MASKS]), strict=True)
+            found |= zip(layout.CHOICES, self._discrete(self.actor.logits(head), inputs[layout.MASKS]), strict=True)
         if memory is not None:
             found[layout.MEMORY_OUT] = memory
         return {name: found[name] for name in layout.OUTPUTS if name in found}
@@ -187,11 +186,6 @@ class Program(nn.Module):
         hidden = FUNCTIONS[body.activation].forward(body.trunk(rows))
         after = torch.lstm_cell(hidden, before, *body.lstm.parameters())
         return body.head(after[0]), torch.cat(after, 1).unsqueeze(1)
-
-    def _continuous(self, means: Tensor) -> list[Tensor]:
-        limit = self.actor.action_limit
-        raw = means + torch.randn_like(means) * self.actor.log_sigma.exp()
-        return [one.clamp(-limit, limit) / limit for one in (raw, means)]
 
     def _discrete(self, logits: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
         masked = torch.where(allowed > 0, logits, FORBIDDEN)

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from scipy.special import softmax
 
+from sparring.pipeline import plugins
 from sparring.pipeline.errors import ExplainedError, install_command
 from sparring.pipeline.export import missing_packages
 from sparring.pipeline.learning.checkpoints import Checkpoint
+from sparring.pipeline.learning.settings import TrainerHyperparameters
 from sparring.pipeline.networks.actor import Actor
-from sparring.pipeline.networks.arrays import to_environment
 from sparring.pipeline.networks.device import load_arrays
 from sparring.pipeline.networks.distributions import FORBIDDEN
 from sparring.pipeline.networks.layers import Layout
@@ -134,11 +135,13 @@ def trained_policy(checkpoint: Checkpoint) -> TrainedPolicy:
 
     Raises:
         CheckpointError: its weights do not fit its description.
+        SettingsError: no installed package brings its trainer.
     """
     described = checkpoint.description
     spec = read_spec(described["spec"])
     network = NetworkSettings.model_validate_json(json.dumps(described["network_settings"]))
-    actor = Actor(spec, network, values=len(described["signals"]) if described["shared_critic"] else 0)
+    trainer: type[TrainerHyperparameters] = plugins.load(plugins.TRAINERS, described["trainer"])
+    actor = trainer.actor(spec, network, values=len(described["signals"]) if described["shared_critic"] else 0)
     weights = {name.removeprefix(_ACTOR): one for name, one in checkpoint.weights.items() if name.startswith(_ACTOR)}
     load_arrays(actor, weights)
     actor.eval().requires_grad_(False)
@@ -271,11 +274,12 @@ def _outputs(policy: TrainedPolicy, given: Tensors, observations: list[Array]) -
     """Returns the most likely outputs of the network by name, zeros for choices, and [B, K] all logits."""
     actions = policy.spec.actions
     head_BH, after_B1M = _network(policy, observations, given.get(MEMORY_IN))
-    executed_BC = to_environment(head_BH[:, : actions.continuous], policy.actor.action_limit)
+    executed_BC = policy.actor.continuous(torch.from_numpy(head_BH), sampled=False).numpy()
     found = dict.fromkeys((SAMPLED, LIKELIEST), executed_BC)
     found |= dict.fromkeys(CHOICES, np.zeros((len(head_BH), len(actions.discrete)), np.int64))
     found |= {MEMORY_OUT: after_B1M} | policy.facts
-    return {name: found[name] for name in (*policy.facts, *policy.outputs)}, head_BH[:, actions.continuous :]
+    logits_BK = policy.actor.logits(torch.from_numpy(head_BH)).numpy()
+    return {name: found[name] for name in (*policy.facts, *policy.outputs)}, logits_BK
 
 
 def _branches(policy: TrainedPolicy, columns_BK: Array) -> list[Array]:

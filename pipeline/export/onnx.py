@@ -64,16 +64,17 @@ def godot_model(policy: TrainedPolicy) -> bytes:
     """
     graph, actions = Graph(), policy.spec.actions
     head = _network(graph, policy, [one.name for one in policy.spec.observations])
-    parts, at = [], actions.continuous
+    parts = []
     if actions.continuous:
-        parts.append(_executed(graph, graph.slice(head, 0, at), policy.actor.action_limit))
+        parts.append(policy.actor.continuous_onnx(graph, head, sampled=False))
+    at = policy.actor.outputs - actions.mask_size
     for size in actions.discrete:
         parts.append(graph.add("Softmax", graph.slice(head, at, at + size), axis=1))
         at += size
     graph.add("Concat", *parts, axis=1, output=layout.GODOT_OUTPUT)
     graph.add("Identity", layout.GODOT_STATE_IN, output=layout.GODOT_STATE_OUT)
     inputs = {one.name: one.shape for one in policy.spec.observations} | {layout.GODOT_STATE_IN: ()}
-    outputs: Shapes = {layout.GODOT_OUTPUT: (at,), layout.GODOT_STATE_OUT: ()}
+    outputs: Shapes = {layout.GODOT_OUTPUT: (actions.continuous + actions.mask_size,), layout.GODOT_STATE_OUT: ()}
     return _content(graph, policy, inputs, _described(outputs, "batch"))
 
 
@@ -109,16 +110,15 @@ def _network(graph: Graph, policy: TrainedPolicy, observations: Sequence[str]) -
 def _encode(graph: Graph, policy: TrainedPolicy, observations: Sequence[str]) -> tuple[str, str]:
     """Returns features and goals that condition the body ("" for none), in the order of `Encoder`."""
     encoder = policy.actor.encoder
-    names: dict[str, list[str]] = {"vector": [], "image": [], "entities": [], "goal": []}
+    names: dict[str, list[str]] = {"vector": [], "own": [], "entities": [], "goal": []}
     sizes = []
-    for name, one in zip(observations, policy.spec.observations, strict=True):
-        kind = "vector" if one.kind == "goal" and not encoder.goal else one.kind
+    for name, one, kind in zip(observations, policy.spec.observations, encoder.kinds, strict=True):
         names[kind].append(name)
         sizes += [one.shape[1]] if kind == "entities" else []
     features = [graph.concatenate(names["vector"])] if names["vector"] else []
     if encoder.normalizer is not None:
         features = [normalize(graph, encoder.normalizer, features[0])]
-    features += [image(graph, part, name) for part, name in zip(encoder.images, names["image"], strict=True)]
+    features += [image(graph, part, name) for part, name in zip(encoder.images, names["own"], strict=True)]
     if encoder.entities is not None:
         own = graph.concatenate(features) if features else None
         features.append(entities(graph, encoder.entities, names["entities"], sizes, own))
@@ -127,21 +127,12 @@ def _encode(graph: Graph, policy: TrainedPolicy, observations: Sequence[str]) ->
 
 def _act(graph: Graph, actions: ActionSpec, policy: TrainedPolicy, head: str) -> None:
     """Adds the outputs of sampled and most likely actions."""
-    count, limit = actions.continuous, policy.actor.action_limit
-    if count:
-        means = graph.slice(head, 0, count)
-        sigma = graph.constant(policy.actor.log_sigma.exp())
-        noise = graph.add("Mul", graph.add("RandomNormalLike", means), sigma)
-        _executed(graph, graph.add("Add", means, noise), limit, layout.SAMPLED)
-        _executed(graph, means, limit, layout.LIKELIEST)
+    actor = policy.actor
+    if actions.continuous:
+        actor.continuous_onnx(graph, head, sampled=True, output=layout.SAMPLED)
+        actor.continuous_onnx(graph, head, sampled=False, output=layout.LIKELIEST)
     if actions.discrete:
-        _choose(graph, actions, graph.slice(head, count, policy.actor.outputs))
-
-
-def _executed(graph: Graph, raw: str, limit: float, output: str = "") -> str:
-    """Returns continuous actions as a simulator receives them, possibly as an output of this name."""
-    clipped = graph.add("Clip", raw, min=-limit, max=limit)
-    return graph.add("Div", clipped, graph.constant(limit), output=output)
+        _choose(graph, actions, graph.slice(head, actor.outputs - actions.mask_size, actor.outputs))
 
 
 def _choose(graph: Graph, actions: ActionSpec, logits: str) -> None:
@@ -267,7 +258,12 @@ def recurrent(
 
 
 def image(graph: Graph, layer: nn.Module, name: str) -> str:
-    """Returns features [B, U] of an image of floats 0..1, or the result of one layer of its encoder."""
+    """Returns features [B, U] of an observation with an encoder of its own, or the result of one layer of that encoder.
+
+    An image has floats 0..1.
+    """
+    if callable(own := getattr(layer, "onnx", None)):  # of a plug-in
+        return str(own(graph, name))
     match layer:
         case nn.Sequential() | ImageEncoder():
             for part in layer.children():
@@ -281,6 +277,10 @@ def image(graph: Graph, layer: nn.Module, name: str) -> str:
             return graph.add("LeakyRelu", name, alpha=layer.negative_slope)
         case nn.ReLU():
             return graph.add("Relu", name)
+        case nn.Tanh():
+            return activate(graph, "tanh", name)
+        case nn.SiLU():
+            return activate(graph, "silu", name)
         case nn.MaxPool2d():
             return graph.add("MaxPool", name, kernel_shape=_pair(layer.kernel_size), strides=_pair(layer.stride))
         case nn.Flatten():
@@ -290,7 +290,7 @@ def image(graph: Graph, layer: nn.Module, name: str) -> str:
     raise ExportError(
         got=f"a layer {type(layer).__name__} in an image encoder",
         expected="a layer that this exporter can translate to ONNX",
-        remedy="choose another network_settings.vis_encode_type",
+        remedy="give the encoder a method `onnx(graph, name)`, or choose another network_settings.vis_encode_type",
     )
 
 

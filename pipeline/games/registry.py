@@ -97,7 +97,8 @@ def required_options(name: str) -> list[str]:
 def _maker(name: str) -> Callable[..., Game]:
     if name not in names():
         raise _unknown(f"simulator {name!r}", name, names())
-    return plugins.load(plugins.SIMULATORS, name)
+    make: Callable[..., Game] = plugins.load(plugins.SIMULATORS, name)
+    return make
 
 
 def _convert(key: str, value: str, wanted: tuple[type[Option], ...]) -> Option:

@@ -111,8 +111,8 @@ class AgentNetworks(ActorCritic):
 
     def __init__(self, spec: BehaviorSpec, settings: TrainerSettings, generator: torch.Generator) -> None:
         signals = len(settings.reward_signals.named())
-        network, shared = settings.network_settings, settings.hyperparameters.shared_critic
-        actor = Actor(spec, network, generator, values=signals if shared else 0)
+        network, shared = settings.network_settings, settings.hyperparameters.shares_critic
+        actor = settings.hyperparameters.actor(spec, network, generator, signals if shared else 0)
         self.critic = None if shared else Critic(spec, network, signals, generator)
         super().__init__(actor, self.critic, settings)
         self._valuing: Actor | Critic = actor if self.critic is None else self.critic

@@ -28,13 +28,9 @@ from torch.nn.functional import cross_entropy
 
 from sparring.pipeline.assembly import sequences
 from sparring.pipeline.demonstrations.library import Demonstrations
-from sparring.pipeline.learning.actor_critic import ActorCritic
-from sparring.pipeline.learning.buffer import Batch
-from sparring.pipeline.learning.losses import UpdateReport, lags
 from sparring.pipeline.learning.minibatches import shuffled_parts
-from sparring.pipeline.learning.optimizer import AVERAGES, Adam, fused_adam, of_finite
-from sparring.pipeline.learning.settings import Coefficients, TrainerSettings, scheduled
-from sparring.pipeline.learning.signals import Signals
+from sparring.pipeline.learning.optimizer import AVERAGES, fused_adam, of_finite
+from sparring.pipeline.learning.settings import LEARNING_RATE_END, TrainerSettings, scheduled
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.arrays import action_features
 from sparring.pipeline.networks.device import over
@@ -95,7 +91,7 @@ class Cloning:
         inputs = over(encoder.prepare(joined, self._previous), self.actor.device)
         losses = [
             self._step(tuple(column.index_select(0, rows) for column in inputs), rows, layout)
-            for _ in range(self._wanted.num_epoch or self._hyper.num_epoch)
+            for _ in range(self._wanted.num_epoch or self._hyper.cloning_epochs)
             for rows, layout in self._minibatches()
         ]
         taken = of_finite(losses)
@@ -109,7 +105,8 @@ class Cloning:
         wanted = self._wanted
         start = self._hyper.learning_rate * wanted.strength
         if self._alone:
-            return Coefficients.at(self.settings, trained).learning_rate * wanted.strength
+            progress, schedule = trained / self.settings.max_steps, self._hyper.learning_rate_schedule
+            return scheduled(schedule, self._hyper.learning_rate, LEARNING_RATE_END, progress) * wanted.strength
         return scheduled("linear", start, _OVER, trained / wanted.steps) if wanted.steps else start
 
     def _step(self, inputs: Inputs, rows: Tensor, layout: Layout | None) -> tuple[Tensor, Tensor]:
@@ -160,40 +157,6 @@ class Cloning:
         before = np.zeros_like(done)
         before[1:] = np.where(demonstrations.ended[:-1, None], 0, done[:-1])
         return torch.from_numpy(before)
-
-
-@dataclass(eq=False)
-class BC:
-    """Trains the actor of one behavior by cloning alone, while the simulator shows how well it performs.
-
-    After each `buffer_size` steps of the simulator, whose rewards are ignored, `num_epoch` passes over the
-    demonstrations follow. There is no critic.
-
-    Attributes:
-        networks: the actor alone, which learns.
-        optimizer: holds the actor's parameters, which the optimizer of the cloning changes.
-        signals: none with a network.
-        cloning: the training; None if the weights are only loaded.
-    """
-
-    networks: ActorCritic
-    optimizer: Adam
-    signals: Signals
-    cloning: Cloning | None
-
-    def update(self, batch: Batch, version: int, trained: int) -> UpdateReport:
-        """Trains on the demonstrations.
-
-        Args:
-            batch: steps of the policy, which are only counted.
-            version: version of the current weights.
-            trained: steps counted before, for the schedule.
-        """
-        cloning = self.cloning
-        assert cloning is not None
-        statistics, lagging = cloning.update(trained), lags(version, batch.versions)
-        # BC ignores all rewards by design.
-        return UpdateReport(statistics, batch.steps, cloning.minibatches, cloning.skipped, lagging, group_rewards=False)
 
 
 def imitation_loss(

@@ -10,6 +10,7 @@ memory.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -22,7 +23,6 @@ from sparring.pipeline.learning.buffer import Batch
 from sparring.pipeline.learning.minibatches import Memories, RecurrentState, Tracks, in_parts
 from sparring.pipeline.learning.settings import TrainerSettings
 from sparring.pipeline.messages.segments import TeammateSegments
-from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.arrays import previous_features
 from sparring.pipeline.networks.device import back, over
 from sparring.pipeline.networks.encoders import Encoder, Inputs
@@ -268,7 +268,7 @@ class GroupNetworks(ActorCritic):
     def __init__(self, own: str, spec: BehaviorSpec, settings: TrainerSettings, generator: torch.Generator) -> None:
         network = settings.network_settings
         self.specs: dict[str, BehaviorSpec] = {own: spec}
-        actor = Actor(spec, network, generator)
+        actor = settings.hyperparameters.actor(spec, network, generator)
         self.critic = GroupCritic(self.specs, network, len(settings.reward_signals.named()), generator)
         super().__init__(actor, self.critic, settings)
         self._encoders = {own: actor.encoder}
@@ -276,6 +276,11 @@ class GroupNetworks(ActorCritic):
         self._groups = Memories(self.memory)
         self._members = Memories(self.memory)
         self._generator = generator
+
+    @property
+    def teammates(self) -> dict[str, BehaviorSpec]:
+        """Returns the specs of the other behavior names that the critic knows."""
+        return dict(islice(self.specs.items(), 1, None))
 
     def register(self, specs: Mapping[str, BehaviorSpec]) -> None:
         """Registers other behavior names that share groups with ours.

@@ -1,6 +1,6 @@
 """This module holds the learner of one behavior: its buffer, networks, optimizer and counters, without process or I/O.
 
-`build` makes what it trains from its settings; `check_description` and `restorable` decide which checkpoints fit that.
+`check_description` and `restorable` decide which checkpoints fit what it trains.
 
 All random numbers come from one generator that is seeded here and kept in checkpoints: the same seed and the same
 segments give bit-identical weights, with the same number of threads.
@@ -10,55 +10,24 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
-from typing import Final
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from sparring.pipeline.demonstrations.library import DemonstrationFile, Demonstrations, load
 from sparring.pipeline.errors import CheckpointError, ServiceError
 from sparring.pipeline.files import Json
-from sparring.pipeline.learning.actor_critic import ActorCritic, AgentNetworks
+from sparring.pipeline.learning.algorithm import Algorithm, Parts, is_cloning
 from sparring.pipeline.learning.buffer import SegmentBuffer
 from sparring.pipeline.learning.checkpoints import Checkpoint
-from sparring.pipeline.learning.cloning import BC, Cloning
-from sparring.pipeline.learning.group_networks import GroupNetworks
 from sparring.pipeline.learning.losses import UpdateReport
-from sparring.pipeline.learning.optimizer import Adam
-from sparring.pipeline.learning.poca import POCA
-from sparring.pipeline.learning.ppo import PPO, PolicyGradient
 from sparring.pipeline.learning.ranks import Ranks
-from sparring.pipeline.learning.settings import DemonstrationSettings, SignalSettings, TrainerSettings
-from sparring.pipeline.learning.signals import EXTRINSIC, RewardNetwork, Signals
-from sparring.pipeline.learning.signals.gail import Gail
-from sparring.pipeline.learning.signals.novelty import Curiosity, Rnd
+from sparring.pipeline.learning.settings import EXTRINSIC, SignalSettings, TrainerSettings
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.state import PolicyWeights
-from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.arrays import Arrays, non_finite, weights_sha256
 from sparring.pipeline.networks.device import CPU, back, load_arrays, to_arrays
 from sparring.pipeline.specs import BehaviorSpec, Floats, read_spec
-
-_CLONING: Final = "cloning."
-"""Prefix of the optimizer state of behavioral cloning."""
-
-
-Algorithm = PPO | POCA | BC
-
-
-def networks_of(algorithm: Algorithm) -> nn.ModuleDict:
-    """Returns all networks: actor, critic and those of the reward signals."""
-    return nn.ModuleDict({**dict(algorithm.networks.modules.items()), "signals": algorithm.signals.modules})
-
-
-def moments_of(algorithm: Algorithm) -> dict[str, Tensor]:
-    """Returns the states of all optimizers by name, to be saved and restored in place."""
-    states = {"": algorithm.optimizer.moments}
-    states |= {f"signals.{name}.": source.optimizer.moments for name, source in algorithm.signals.sources.items()}
-    states |= {} if algorithm.cloning is None else {_CLONING: algorithm.cloning.moments}
-    return {prefix + name: moment for prefix, moments in states.items() for name, moment in moments.items()}
 
 
 @dataclass(eq=False)
@@ -100,10 +69,8 @@ class Learner:
         self.updates = self.trained = self.stale = 0
         digest = hashlib.sha256(f"{self.seed}/{self.behavior}".encode()).digest()
         self._generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
-        to_build = self.behavior, self.spec, settings, self._generator
-        self._build = partial(build, *to_build, learns=self.learns, device=self.device, ranks=self.ranks)
-        self._algorithm, self.demo_files = self._build()
-        self._buffer = SegmentBuffer(settings.network_settings.sequence_length, groups=settings.trainer_type == "poca")
+        self._algorithm = self._build()
+        self._buffer = SegmentBuffer(settings.network_settings.sequence_length, groups=settings.hyperparameters.groups)
         self._episode_returns: list[Floats] = []
 
     @property
@@ -114,13 +81,12 @@ class Learner:
     @property
     def minibatches(self) -> int:
         """Returns the minibatches tried since creation; it rises during an update, and other threads may read it."""
-        cloning = self._algorithm.cloning
-        return self._algorithm.optimizer.tried + (0 if cloning is None else cloning.tried)
+        return self._algorithm.tried
 
     @property
     def ready(self) -> bool:
         """Returns whether the buffer holds enough steps for an update."""
-        return self.buffered >= self.settings.hyperparameters.buffer_size
+        return self.buffered >= self.settings.hyperparameters.update_steps
 
     @property
     def done(self) -> bool:
@@ -148,9 +114,7 @@ class Learner:
     @property
     def teammates(self) -> Mapping[str, BehaviorSpec]:
         """Returns the specs of the other registered behavior names that share groups with this one."""
-        if not isinstance(self._algorithm, POCA):
-            return {}
-        return {name: spec for name, spec in self._algorithm.networks.specs.items() if name != self.behavior}
+        return self._algorithm.teammates
 
     def unknown_behaviors(self, record: Segments) -> list[str]:
         """Returns the behavior names in the groups of `record` that are not registered."""
@@ -164,7 +128,7 @@ class Learner:
             Unsupported: no encoder can be built for one of them.
         """
         new = {name: spec for name, spec in specs.items() if name not in self.teammates}
-        if new and isinstance(self._algorithm, POCA):
+        if new:
             self._algorithm.register(new)
 
     def add(self, record: Segments) -> None:
@@ -180,13 +144,16 @@ class Learner:
         Returns:
             The number of dropped steps.
         """
-        dropped = self._buffer.drop_stale(self.version, max_lag, self.settings.hyperparameters.buffer_size)
+        hyper = self.settings.hyperparameters
+        if not hyper.has_limited_lag:
+            return 0
+        dropped = self._buffer.drop_stale(self.version, max_lag, hyper.update_steps)
         self.stale += dropped
         return dropped
 
     def size_of_update(self, everything: bool = False) -> int:
         """Returns the number of steps that `update` would train on now."""
-        return self._buffer.whole(self._buffer.steps if everything else self.settings.hyperparameters.buffer_size)
+        return self._buffer.whole(self._buffer.steps if everything else self.settings.hyperparameters.update_steps)
 
     def update(self, everything: bool = False) -> UpdateReport:
         """Trains on the oldest `buffer_size` steps, or on all of them; the resulting weights are a new version.
@@ -201,14 +168,12 @@ class Learner:
             ValueError: the buffer holds fewer steps, or none.
             RankLost: another rank has ended.
         """
-        batch = self._buffer.take(None if everything else self.settings.hyperparameters.buffer_size)
-        if isinstance(self._algorithm, PolicyGradient):
-            self._algorithm.is_stopping = self.is_stopping
+        batch = self._buffer.take(None if everything else self.settings.hyperparameters.update_steps)
+        self._algorithm.is_stopping = self.is_stopping
         report = self._algorithm.update(batch, self.version, self.trained)
         if self.is_stopping():
             self.ranks.leave()
-        reward_networks = self._algorithm.signals.sources.values()
-        self.ranks.follow([self._algorithm.optimizer.flat, *(one.optimizer.flat for one in reward_networks)])
+        self.ranks.follow(self._algorithm.flat)
         self.version += 1
         self.updates += 1
         self.trained += report.steps
@@ -238,14 +203,14 @@ class Learner:
 
     def checkpoint(self) -> Checkpoint:
         """Returns copies of everything that a resumed learner needs, except the buffer."""
-        moments: Arrays = {name: back(moment).copy() for name, moment in moments_of(self._algorithm).items()}
+        moments: Arrays = {name: back(moment).copy() for name, moment in self._algorithm.moments.items()}
         return Checkpoint(
             behavior=self.behavior,
             description=self._description(),
             version=self.version,
             updates=self.updates,
             trained=self.trained,
-            weights=to_arrays(networks_of(self._algorithm)),
+            weights=to_arrays(self._algorithm.modules),
             optimizer=moments | {"generator": self._generator.get_state().numpy().copy()},
         )
 
@@ -258,7 +223,7 @@ class Learner:
         check_description(self.behavior, self._description(), checkpoint)
         restored = self._with_teammates_of(checkpoint)
         moments = restorable(restored, self._generator, checkpoint) if self.learns else {}
-        load_arrays(networks_of(restored), checkpoint.weights)
+        load_arrays(restored.modules, checkpoint.weights)
         self._algorithm = restored
         for name, moment in moments.items():
             moment.copy_(torch.from_numpy(np.array(checkpoint.optimizer[name])))
@@ -282,9 +247,22 @@ class Learner:
         teammates = checkpoint.description.get("teammates", {})
         if list(self.teammates) == list(teammates):
             return self._algorithm
-        built, _ = self._build()
-        if isinstance(built, POCA):
-            built.register({name: read_spec(plain) for name, plain in teammates.items()})
+        built = self._build()
+        built.register({name: read_spec(plain) for name, plain in teammates.items()})
+        return built
+
+    def _build(self) -> Algorithm:
+        parts = Parts(
+            behavior=self.behavior,
+            spec=self.spec,
+            settings=self.settings,
+            generator=self._generator,
+            device=self.device,
+            ranks=self.ranks,
+            learns=self.learns,
+        )
+        built = parts.build()
+        self.demo_files = tuple(dict.fromkeys(parts.files))
         return built
 
     def _description(self) -> dict[str, Json]:
@@ -292,68 +270,6 @@ class Learner:
 
 
 # ---------------------------------------------------------------- what it trains, and which checkpoints fit
-
-
-def build(
-    behavior: str,
-    spec: BehaviorSpec,
-    settings: TrainerSettings,
-    generator: torch.Generator,
-    *,
-    learns: bool = True,
-    device: torch.device = CPU,
-    ranks: Ranks | None = None,
-) -> tuple[Algorithm, tuple[DemonstrationFile, ...]]:
-    """Builds the algorithm that `trainer_type` names; returns it and the demonstration files that it read, each once.
-
-    Args:
-        behavior: name of the behavior.
-        spec: observations and actions of the behavior.
-        settings: the learner's settings.
-        generator: random source of the initial weights and of shuffling.
-        learns: False loads no demonstrations, for networks that only receive weights.
-        device: device of the networks.
-        ranks: of the processes that share minibatches.
-
-    Raises:
-        Unsupported: no network can be built for the spec or the settings.
-        RecordingError: demonstrations are missing, unreadable, or of another spec.
-    """
-    networks: ActorCritic
-    if settings.trainer_type == "bc":
-        networks = ActorCritic(Actor(spec, settings.network_settings, generator), None, settings)
-    elif settings.trainer_type == "poca":
-        networks = GroupNetworks(behavior, spec, settings, generator)
-    else:
-        networks = AgentNetworks(spec, settings, generator)
-    hyper = settings.hyperparameters
-    of_adam = hyper.learning_rate, device, hyper.adam_epsilon, hyper.max_grad_norm
-    optimizer = Adam(networks.modules, *of_adam, ranks or Ranks())
-    sources: dict[str, RewardNetwork] = {}
-    files: list[DemonstrationFile] = []
-
-    def load_all(wanted: DemonstrationSettings) -> Demonstrations | None:
-        found = load(wanted.demo_path, behavior, spec, wanted.demo_actions) if learns else None
-        files.extend(() if found is None else found.files)
-        return found
-
-    wanted, imitated = settings.reward_signals, settings.behavioral_cloning
-    if wanted.gail is not None:
-        sources["gail"] = Gail(spec, wanted.gail, load_all(wanted.gail), generator, device)
-    if wanted.curiosity is not None:
-        sources["curiosity"] = Curiosity(spec, wanted.curiosity, generator, device)
-    if wanted.rnd is not None:
-        sources["rnd"] = Rnd(spec, wanted.rnd, generator, device)
-    signals = Signals(wanted, sources)
-    cloning = None
-    if imitated is not None and (demonstrations := load_all(imitated)) is not None:
-        cloning = Cloning(networks.actor, settings, demonstrations, generator)
-    algorithm: Algorithm = BC(networks, optimizer, signals, cloning)
-    if isinstance(networks, GroupNetworks):
-        algorithm = POCA(networks, optimizer, signals, settings, generator, cloning)
-    elif isinstance(networks, AgentNetworks):
-        algorithm = PPO(networks, optimizer, signals, settings, generator, cloning)
-    return algorithm, tuple(dict.fromkeys(files))
 
 
 def describe(spec: BehaviorSpec, teammates: Mapping[str, BehaviorSpec], settings: TrainerSettings) -> dict[str, Json]:
@@ -370,7 +286,7 @@ def describe(spec: BehaviorSpec, teammates: Mapping[str, BehaviorSpec], settings
         "spec": asdict(spec),
         "teammates": {name: asdict(one) for name, one in teammates.items()},
         "network_settings": _shape(settings.network_settings.model_dump(exclude={"deterministic"})),
-        "shared_critic": settings.hyperparameters.shared_critic,
+        "shared_critic": settings.hyperparameters.shares_critic,
         "signals": list(signals),
         "reward_networks": {name: _reward_network(one) for name, one in signals.items() if name != EXTRINSIC},
     }
@@ -402,11 +318,11 @@ def restorable(algorithm: Algorithm, generator: torch.Generator, checkpoint: Che
     Raises:
         CheckpointError: its optimizer state differs from that of `algorithm`, or its random state from `generator`'s.
     """
-    moments = moments_of(algorithm)
+    moments = algorithm.moments
     own = {name: tuple(moment.shape) for name, moment in moments.items()}
     own["generator"] = tuple(generator.get_state().shape)
     found = {name: array.shape for name, array in checkpoint.optimizer.items()}
-    cloned, saved = ({name for name in every if name.startswith(_CLONING)} for every in (own, found))
+    cloned, saved = (set(filter(is_cloning, every)) for every in (own, found))
     if cloned != saved:
         own, found = ({name: every[name] for name in every.keys() - cloned - saved} for every in (own, found))
     problem = "of other names or sizes" if own != found else ""

@@ -39,11 +39,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparring.pipeline.learning.algorithm import Parts
 from sparring.pipeline.learning.buffer import Batch
 from sparring.pipeline.learning.group_networks import GroupEstimates, GroupNetworks, PreparedGroups
 from sparring.pipeline.learning.minibatches import Part, Recurrence
-from sparring.pipeline.learning.ppo import VALUE_WEIGHT, Estimated, ForwardPass, PolicyGradient, Targets
-from sparring.pipeline.learning.signals import EXTRINSIC, by_series
+from sparring.pipeline.learning.ppo import VALUE_WEIGHT, Estimated, ForwardPass, PolicyGradient, Targets, adam
+from sparring.pipeline.learning.settings import EXTRINSIC
+from sparring.pipeline.learning.signals import by_series
 from sparring.pipeline.networks.device import over
 from sparring.pipeline.specs import BehaviorSpec, Numbers
 
@@ -65,11 +67,21 @@ class GroupTargets(Targets):
     of_timesteps: tuple[Tensor, Tensor]
 
 
+def build(parts: Parts) -> "POCA":
+    """Builds an actor and a critic of groups, and what trains them."""
+    networks = GroupNetworks(parts.behavior, parts.spec, parts.settings, parts.generator)
+    own = adam(parts, networks), parts.signals(), parts.settings, parts.generator, parts.cloning(networks)
+    return POCA(networks, *own)
+
+
 class POCA(PolicyGradient[GroupNetworks, GroupTargets]):
     """Trains the networks of one behavior with MA-POCA."""
 
+    @property
+    def teammates(self) -> Mapping[str, BehaviorSpec]:
+        return self.networks.teammates
+
     def register(self, specs: Mapping[str, BehaviorSpec]) -> None:
-        """Registers other behavior names that share groups with ours: the critic gets embeddings for them."""
         self.networks.register(specs)
         self.optimizer = self.optimizer.grown()
 
@@ -115,7 +127,7 @@ class POCA(PolicyGradient[GroupNetworks, GroupTargets]):
 
     def _minibatches(self, targets: GroupTargets) -> Iterator[Part]:
         """Yields as many minibatches of the actor as PPO does, each with a part of the critic's windows (9, 10)."""
-        size, units = self.settings.hyperparameters.batch_size, len(targets.rows.log_prob)
+        size, units = self.hyper.batch_size, len(targets.rows.log_prob)
         if targets.recurrence is not None:
             units = len(targets.recurrence.lengths)
             size = max(1, size // self.settings.network_settings.sequence_length)

@@ -29,7 +29,7 @@ the clipped surrogate and the entropy bonus, plus the losses of the critic's est
 B rows of a minibatch, R rows of the batch, T steps of g series, H means and logits, S reward signals.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -41,11 +41,12 @@ from torch import Tensor
 
 from sparring.pipeline.learning import losses, minibatches
 from sparring.pipeline.learning.actor_critic import ActorCritic, AgentNetworks
+from sparring.pipeline.learning.algorithm import Algorithm, Parts
 from sparring.pipeline.learning.buffer import Batch, Series
 from sparring.pipeline.learning.cloning import Cloning
 from sparring.pipeline.learning.minibatches import Minibatch, Part, Recurrence
 from sparring.pipeline.learning.optimizer import Adam, of_finite
-from sparring.pipeline.learning.settings import Coefficients, TrainerSettings
+from sparring.pipeline.learning.settings import Coefficients, Hyperparameters, TrainerSettings
 from sparring.pipeline.learning.signals import EpisodeStarts, Signals, Steps
 from sparring.pipeline.networks.device import over
 from sparring.pipeline.networks.encoders import Encoder, Inputs
@@ -111,7 +112,7 @@ TargetsT = TypeVar("TargetsT", bound=Targets)
 
 
 @dataclass(eq=False)
-class PolicyGradient(ABC, Generic[NetworksT, TargetsT]):
+class PolicyGradient(Algorithm, Generic[NetworksT, TargetsT]):
     """Trains the networks of one behavior.
 
     Attributes:
@@ -123,6 +124,7 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT]):
         cloning: trains the actor on demonstrations beside this; None for none.
         is_stopping: returns whether an update is to end after its present minibatch.
         actor: the one of `networks`.
+        hyper: hyperparameters of the settings.
     """
 
     networks: NetworksT
@@ -135,6 +137,7 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT]):
 
     def __post_init__(self) -> None:
         self.actor = self.networks.actor
+        self.hyper = hyperparameters_of(self.settings)
         self._episode_starts = EpisodeStarts()
 
     def update(self, batch: Batch, version: int, trained: int) -> losses.UpdateReport:
@@ -145,7 +148,7 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT]):
             version: version of the current weights.
             trained: steps trained on before, for the schedules.
         """
-        hyper, coefficients = self.settings.hyperparameters, Coefficients.at(self.settings, trained)
+        hyper, coefficients = self.hyper, Coefficients.at(self.hyper, trained / self.settings.max_steps)
         epsilon = coefficients.epsilon
         self.optimizer.learning_rate = coefficients.learning_rate
         targets, stale = self._targets(batch, epsilon), batch.versions < version
@@ -227,7 +230,7 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT]):
             source, ends = self.signals.sources.get(name), int(terminated_g.sum())
             share = 0.0 if source is None else source.terminal_bootstrap_fraction(ends, len(values_T))
             next_values_g[terminated_g] = share * self._episode_starts.value(name, values_T[begun])
-            lambd = self.settings.hyperparameters.lambd
+            lambd = self.hyper.lambd
             found.append(losses.advantages(rewards[name], values_T, next_values_g, series.lengths, signal.gamma, lambd))
         return np.stack(found, axis=1)
 
@@ -255,7 +258,7 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT]):
 
     def _of_actor(self, targets: Targets) -> Iterator[Part]:
         """Yields shuffled minibatches of rows, or of whole sequences."""
-        size, ranks = self.settings.hyperparameters.batch_size, self.optimizer.ranks
+        size, ranks = self.hyper.batch_size, self.optimizer.ranks
         if targets.recurrence is None:
             return minibatches.minibatches(targets.rows, size, self.generator, ranks)
         size //= self.settings.network_settings.sequence_length
@@ -265,7 +268,7 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT]):
     def _step(self, targets: TargetsT, part: Part, coefficients: Coefficients) -> losses.Losses:
         """Takes one step of Adam on a minibatch, and returns its losses."""
         head_BH, estimates, backward_fn = self._forward(targets, part)
-        clipped = self.settings.hyperparameters.clip_value_loss
+        clipped = self.hyper.clip_value_loss
         terms, to_head_BH, to_log_sigma_C = losses.policy_loss(self.actor, head_BH, part.rows, coefficients.beta)
         if part.weight != 1.0:
             to_head_BH, to_log_sigma_C = to_head_BH * part.weight, to_log_sigma_C * part.weight
@@ -280,6 +283,25 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT]):
             backward_fn(*gradients)
 
         return losses.Losses(terms, squares, self.optimizer.step(backward))
+
+
+def hyperparameters_of(settings: TrainerSettings) -> Hyperparameters:
+    """Returns the hyperparameters, which are those of PPO or of MA-POCA."""
+    assert isinstance(settings.hyperparameters, Hyperparameters)
+    return settings.hyperparameters
+
+
+def adam(parts: Parts, networks: ActorCritic) -> Adam:
+    """Returns the optimizer that the hyperparameters describe."""
+    hyper = hyperparameters_of(parts.settings)
+    return parts.adam(networks.modules, hyper.adam_epsilon, hyper.max_grad_norm)
+
+
+def build(parts: Parts) -> "PPO":
+    """Builds the networks of single agents, and what trains them."""
+    networks = AgentNetworks(parts.spec, parts.settings, parts.generator)
+    own = adam(parts, networks), parts.signals(), parts.settings, parts.generator, parts.cloning(networks)
+    return PPO(networks, *own)
 
 
 class PPO(PolicyGradient[AgentNetworks, Targets]):

@@ -5,35 +5,118 @@ A validator's message names the keys involved, so that a loader can point at the
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, NamedTuple, get_args
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, TypeVar, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
+from pydantic_core import InitErrorDetails, ValidationError
 
+from sparring.pipeline import plugins
 from sparring.pipeline.demonstrations.episodes import DemoActions
-from sparring.pipeline.networks.settings import HEADS, NetworkSettings, StrictSettings
+from sparring.pipeline.networks.settings import HEADS, NetworkSettings, StrictSettings, each, named_section, plugin
+from sparring.pipeline.specs import BehaviorSpec
 
-TrainerType = Literal["ppo", "poca", "bc"]
+if TYPE_CHECKING:
+    import torch
+
+    from sparring.pipeline.demonstrations.library import Demonstrations
+    from sparring.pipeline.learning.algorithm import Algorithm, Parts
+    from sparring.pipeline.learning.signals import RewardNetwork
+    from sparring.pipeline.networks.actor import Actor
+
 Schedule = Literal["linear", "constant"]
-RewardSignalName = Literal["extrinsic", "gail", "curiosity", "rnd"]
 
 LEARNING_RATE_END: Final = 1e-10
 EPSILON_END: Final = 0.1
 BETA_END: Final = 1e-5
 
 
-class Hyperparameters(StrictSettings):
-    """Holds the hyperparameters of PPO and MA-POCA.
+class TrainerHyperparameters(StrictSettings):
+    """Configures an algorithm, and makes what it consists of; a trainer's plug-in derives from it.
 
     Attributes:
         batch_size: steps in a minibatch.
         buffer_size: steps collected for an update.
         learning_rate: of Adam, at the start.
+        learning_rate_schedule: `linear` falls to 1e-10 over `max_steps`.
+        groups: the algorithm trains on segments of whole groups, and learns from rewards of groups.
+        has_limited_lag: segments that are older than `pipeline.max_policy_lag` versions are dropped.
+        shares_minibatches: `pipeline.ranks` processes can share its minibatches.
+    """
+
+    batch_size: int = Field(default=1024, ge=1)
+    buffer_size: int = Field(default=10240, ge=1)
+    learning_rate: float = Field(default=3e-4, gt=0, le=1)
+    learning_rate_schedule: Schedule = "linear"
+
+    groups: ClassVar[bool] = False
+    has_limited_lag: ClassVar[bool] = True
+    shares_minibatches: ClassVar[bool] = True
+
+    def algorithm(self, parts: Parts) -> Algorithm:
+        """Builds the algorithm with its networks.
+
+        Raises:
+            Unsupported: no network can be built for the spec or the settings.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def actor(
+        cls, spec: BehaviorSpec, settings: NetworkSettings, generator: torch.Generator | None = None, values: int = 0
+    ) -> Actor:
+        """Builds the policy: learners train it, stepping acts with it, and exports are made from it.
+
+        Args:
+            spec: observations and actions of the behavior.
+            settings: the network's settings.
+            generator: random source of the initial weights; unneeded if weights are loaded afterwards.
+            values: further outputs, for a critic that shares its body.
+
+        Raises:
+            Unsupported: no network can be built for the spec or the settings.
+        """
+        from sparring.pipeline.networks.actor import Actor
+
+        return Actor(spec, settings, generator, values)
+
+    @property
+    def update_steps(self) -> int:
+        """Returns the new steps that an update waits for."""
+        return self.buffer_size
+
+    def step_budget(self, overlap: int) -> int:
+        """Returns the most steps in flight: produced, and not yet part of a published update.
+
+        Args:
+            overlap: buffers that are collected while one trains.
+        """
+        return (1 + overlap) * self.update_steps
+
+    @property
+    def cloning_epochs(self) -> int:
+        """Returns the passes over demonstrations in an update, unless `behavioral_cloning` names another number."""
+        return 3
+
+    @property
+    def shares_critic(self) -> bool:
+        """Returns whether the last outputs of the actor are values."""
+        return False
+
+    def refusal(self, settings: TrainerSettings) -> str | None:
+        """Returns why the algorithm cannot be trained with other settings of the behavior: got, expected, remedy."""
+        return None
+
+
+class Hyperparameters(TrainerHyperparameters):
+    """Holds the hyperparameters of PPO and MA-POCA.
+
+    Attributes:
         beta: weight of the entropy bonus, at the start.
         epsilon: clip range of the probability ratio, at the start.
         lambd: lambda of the generalized advantage estimate.
         num_epoch: passes over the buffer in an update.
         shared_critic: actor and critic share one body.
-        learning_rate_schedule: `linear` falls to 1e-10 over `max_steps`.
         beta_schedule: `linear` falls to 1e-5 over `max_steps`; defaults to the given `learning_rate_schedule`.
         epsilon_schedule: `linear` falls to 0.1 over `max_steps`; defaults to the given `learning_rate_schedule`.
         clip_value_loss: clip the value loss as the PPO paper's code does.
@@ -46,15 +129,11 @@ class Hyperparameters(StrictSettings):
         adam_epsilon: added to Adam's denominator; cloning and reward networks keep 1e-8.
     """
 
-    batch_size: int = Field(default=1024, ge=1)
-    buffer_size: int = Field(default=10240, ge=1)
-    learning_rate: float = Field(default=3e-4, gt=0, le=1)
     beta: float = Field(default=5e-3, ge=0)
     epsilon: float = Field(default=0.2, gt=0, le=1)
     lambd: float = Field(default=0.95, ge=0, le=1)
     num_epoch: int = Field(default=3, ge=1)
     shared_critic: bool = False
-    learning_rate_schedule: Schedule = "linear"
     beta_schedule: Schedule = "linear"
     epsilon_schedule: Schedule = "linear"
     clip_value_loss: bool = False
@@ -81,9 +160,82 @@ class Hyperparameters(StrictSettings):
             )
         return self
 
+    @property
+    def cloning_epochs(self) -> int:
+        return self.num_epoch
+
+    @property
+    def shares_critic(self) -> bool:
+        return self.shared_critic
+
+
+class PPOHyperparameters(Hyperparameters):
+    """Configures PPO."""
+
+    def algorithm(self, parts: Parts) -> Algorithm:
+        from sparring.pipeline.learning.ppo import build
+
+        return build(parts)
+
+
+class POCAHyperparameters(Hyperparameters):
+    """Configures MA-POCA."""
+
+    groups = True
+
+    def algorithm(self, parts: Parts) -> Algorithm:
+        from sparring.pipeline.learning.poca import build
+
+        return build(parts)
+
+    def refusal(self, settings: TrainerSettings) -> str | None:
+        if (units := settings.network_settings.hidden_units) % HEADS:
+            return (
+                f"got trainer_type poca with network_settings.hidden_units {units}; expected a multiple of {HEADS}, "
+                f"one part for each attention head of the group's critic; set it to {-(-units // HEADS) * HEADS}"
+            )
+        if self.shared_critic:
+            return (
+                "got trainer_type poca with hyperparameters.shared_critic true; expected a critic of its own, because "
+                "it sees the whole group and an actor sees itself; remove shared_critic"
+            )
+        return None
+
+
+class BCHyperparameters(Hyperparameters):
+    """Configures behavioral cloning alone."""
+
+    shares_minibatches = False
+
+    def algorithm(self, parts: Parts) -> Algorithm:
+        from sparring.pipeline.learning.bc import build
+
+        return build(parts)
+
+    def refusal(self, settings: TrainerSettings) -> str | None:
+        if settings.behavioral_cloning is None:
+            return (
+                "got trainer_type bc without behavioral_cloning; expected demonstrations to learn from; add "
+                "behavioral_cloning with a demo_path"
+            )
+        if others := [name for name in settings.reward_signals.named() if name != EXTRINSIC]:
+            return (
+                f"got trainer_type bc with reward_signals {', '.join(others)}; expected no signal, because nothing is "
+                "learned from rewards; remove reward_signals, or write ppo"
+            )
+        if self.shared_critic:
+            return (
+                "got trainer_type bc with hyperparameters.shared_critic true; expected no critic; remove shared_critic"
+            )
+        return None
+
+
+EXTRINSIC: Final = "extrinsic"
+"""Name of the simulator's own reward."""
+
 
 class SignalSettings(StrictSettings):
-    """Holds the settings common to all reward signals.
+    """Holds the settings common to all reward signals; a signal's plug-in derives from it, or from `IntrinsicSettings`.
 
     Attributes:
         gamma: discount of a later reward, per decision.
@@ -93,7 +245,28 @@ class SignalSettings(StrictSettings):
 
     gamma: float = Field(default=0.99, ge=0, le=1)
     strength: float = Field(default=1.0, ge=0)
-    network_settings: NetworkSettings = NetworkSettings()
+    network_settings: NetworkSettings = Field(default_factory=NetworkSettings)
+
+    def build(
+        self,
+        spec: BehaviorSpec,
+        generator: torch.Generator,
+        device: torch.device,
+        demonstrations: Demonstrations | None,
+    ) -> RewardNetwork:
+        """Builds what computes the rewards of one behavior; it is called for all signals but `extrinsic`.
+
+        Args:
+            spec: observations and actions of the behavior.
+            generator: random source of the initial weights.
+            device: device of the networks.
+            demonstrations: those that the settings name, if they derive from `DemonstrationSettings`; None for networks
+                whose weights are only loaded.
+
+        Raises:
+            Unsupported: no network can be built for the spec or the settings.
+        """
+        raise NotImplementedError
 
 
 class ExtrinsicSettings(SignalSettings):
@@ -143,9 +316,31 @@ class GailSettings(DemonstrationSettings, IntrinsicSettings):
     use_actions: bool = False
     use_vail: bool = False
 
+    def build(
+        self,
+        spec: BehaviorSpec,
+        generator: torch.Generator,
+        device: torch.device,
+        demonstrations: Demonstrations | None,
+    ) -> RewardNetwork:
+        from sparring.pipeline.learning.signals.gail import Gail
+
+        return Gail(spec, self, demonstrations, generator, device)
+
 
 class CuriositySettings(IntrinsicSettings):
     """Configures the reward for observations that a forward model predicts badly."""
+
+    def build(
+        self,
+        spec: BehaviorSpec,
+        generator: torch.Generator,
+        device: torch.device,
+        demonstrations: Demonstrations | None,
+    ) -> RewardNetwork:
+        from sparring.pipeline.learning.signals.novelty import Curiosity
+
+        return Curiosity(spec, self, generator, device)
 
 
 class RndSettings(IntrinsicSettings):
@@ -153,34 +348,68 @@ class RndSettings(IntrinsicSettings):
 
     learning_rate: float = Field(default=1e-4, gt=0, le=1)
 
+    def build(
+        self,
+        spec: BehaviorSpec,
+        generator: torch.Generator,
+        device: torch.device,
+        demonstrations: Demonstrations | None,
+    ) -> RewardNetwork:
+        from sparring.pipeline.learning.signals.novelty import Rnd
+
+        return Rnd(spec, self, generator, device)
+
+
+_OWN_SIGNALS: Final = (EXTRINSIC, "gail", "curiosity", "rnd")
+"""The order in which critics and checkpoints hold them."""
+
+SignalT = TypeVar("SignalT", bound=SignalSettings)
+
 
 class RewardSignals(StrictSettings):
-    """Holds the reward signals of a behavior; one that is None is off.
+    """Holds the reward signals of a behavior by the names of their plug-ins; one that is None or left out is off."""
 
-    Attributes:
-        extrinsic: the simulator's own reward.
-        gail: imitation of demonstrations.
-        curiosity: prediction error of a forward model.
-        rnd: prediction error of a distilled random network.
-    """
+    model_config = ConfigDict(extra="allow")
 
-    extrinsic: ExtrinsicSettings | None = None
-    gail: GailSettings | None = None
-    curiosity: CuriositySettings | None = None
-    rnd: RndSettings | None = None
-
-    @model_validator(mode="after")
-    def _not_empty(self) -> RewardSignals:
-        if not self.named():
+    @model_validator(mode="before")
+    @classmethod
+    def _of_plugins(cls, data: Any, info: ValidationInfo) -> Any:
+        if not isinstance(data, dict):
+            return data
+        wanted = {name: value for name, value in data.items() if value is not None}
+        if not wanted:
             raise ValueError(
-                "got no reward signal; expected at least one of extrinsic, gail, curiosity, rnd; "
+                f"got no reward signal; expected at least one of {', '.join(plugins.names(plugins.REWARD_SIGNALS))}; "
                 "name a signal, or leave reward_signals out to get extrinsic"
             )
-        return self
+        found = each(wanted, partial(cls._of_plugin, info))
+        order = (*_OWN_SIGNALS, *plugins.names(plugins.REWARD_SIGNALS))
+        return {name: found[name] for name in order if name in found}
 
-    def named(self) -> dict[RewardSignalName, SignalSettings]:
-        """Returns the signals that are on, by name, always in the order extrinsic, gail, curiosity, rnd."""
-        return {name: getattr(self, name) for name in get_args(RewardSignalName) if getattr(self, name) is not None}
+    @staticmethod
+    def _of_plugin(info: ValidationInfo, name: str, value: Any) -> Any:
+        if name not in plugins.names(plugins.REWARD_SIGNALS):
+            raise ValidationError.from_exception_data(name, [InitErrorDetails(type="extra_forbidden", input=value)])
+        return named_section(plugins.REWARD_SIGNALS, name, value, info)
+
+    def named(self) -> dict[str, SignalSettings]:
+        """Returns the signals that are on, by name: those of this package first, in a fixed order."""
+        return dict(self.__pydantic_extra__ or {})
+
+    def find(self, kind: type[SignalT], name: str) -> SignalT | None:
+        """Returns a signal's settings; None if it is off."""
+        found = self.named().get(name)
+        return found if isinstance(found, kind) else None
+
+    @property
+    def extrinsic(self) -> ExtrinsicSettings | None:
+        """Returns the settings of the simulator's own reward; None if it is off."""
+        return self.find(ExtrinsicSettings, EXTRINSIC)
+
+    @property
+    def gail(self) -> GailSettings | None:
+        """Returns the settings of imitation by a discriminator; None if it is off."""
+        return self.find(GailSettings, "gail")
 
 
 class BehavioralCloningSettings(DemonstrationSettings):
@@ -206,6 +435,7 @@ class TrainerSettings(StrictSettings):
 
     Attributes:
         trainer_type: the algorithm.
+        hyperparameters: of that algorithm.
         network_settings: shape of actor and critic.
         behavioral_cloning: imitation beside training; None for none.
         init_path: checkpoint to start from; None for fresh weights.
@@ -217,10 +447,12 @@ class TrainerSettings(StrictSettings):
         summary_freq: steps between summaries.
     """
 
-    trainer_type: TrainerType = "ppo"
-    hyperparameters: Hyperparameters = Hyperparameters()
-    network_settings: NetworkSettings = NetworkSettings()
-    reward_signals: RewardSignals = RewardSignals(extrinsic=ExtrinsicSettings())
+    trainer_type: str = "ppo"
+    hyperparameters: SerializeAsAny[TrainerHyperparameters] = Field(
+        default_factory=lambda data: plugins.load(plugins.TRAINERS, data.get("trainer_type", "ppo"))()
+    )
+    network_settings: NetworkSettings = Field(default_factory=NetworkSettings)
+    reward_signals: RewardSignals = Field(default_factory=lambda: RewardSignals.model_validate({EXTRINSIC: {}}))
     behavioral_cloning: BehavioralCloningSettings | None = None
     init_path: str | None = Field(default=None, min_length=1)
     keep_checkpoints: int = Field(default=5, ge=1)
@@ -230,36 +462,34 @@ class TrainerSettings(StrictSettings):
     time_horizon: int = Field(default=64, ge=1)
     summary_freq: int = Field(default=50_000, ge=1)
 
-    @field_validator("trainer_type", mode="before")
+    @field_validator("trainer_type")
     @classmethod
-    def _on_policy(cls, value: object) -> object:
-        if value == "sac":
+    def _known_trainer(cls, name: str) -> str:
+        if name == "sac":
             raise ValueError(
                 "got 'sac', which is not offered; expected ppo, poca or bc; "
                 "write ppo and keep only the hyperparameters that ppo knows"
             )
-        return value
+        plugin(plugins.TRAINERS, name)
+        return name
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_trainer(cls, data: Any, info: ValidationInfo) -> Any:
+        """Reads the hyperparameters as the section of the trainer; without a known one they are left out."""
+        if not isinstance(data, dict) or "hyperparameters" not in data:
+            return data
+        trainer, rest = data.get("trainer_type", "ppo"), {**data}
+        own = {"hyperparameters": rest.pop("hyperparameters")}
+        is_known = isinstance(trainer, str) and trainer in plugins.names(plugins.TRAINERS)
+        if is_known:
+            rest |= each(own, lambda _, value: named_section(plugins.TRAINERS, trainer, value, info))
+        return rest
 
     @model_validator(mode="after")
     def _algorithm_fits(self) -> TrainerSettings:
-        units, shares_critic = self.network_settings.hidden_units, self.hyperparameters.shared_critic
-        others = [name for name in self.reward_signals.named() if name != "extrinsic"]
-        refusals = [
-            ("bc", self.behavioral_cloning is None, "got trainer_type bc without behavioral_cloning; expected "
-             "demonstrations to learn from; add behavioral_cloning with a demo_path"),
-            ("bc", bool(others), f"got trainer_type bc with reward_signals {', '.join(others)}; expected no signal, "
-             "because nothing is learned from rewards; remove reward_signals, or write ppo"),
-            ("bc", shares_critic, "got trainer_type bc with hyperparameters.shared_critic true; expected no critic; "
-             "remove shared_critic"),
-            ("poca", units % HEADS > 0, f"got trainer_type poca with network_settings.hidden_units {units}; expected a "
-             f"multiple of {HEADS}, one part for each attention head of the group's critic; set it to "
-             f"{-(-units // HEADS) * HEADS}"),
-            ("poca", shares_critic, "got trainer_type poca with hyperparameters.shared_critic true; expected a critic "
-             "of its own, because it sees the whole group and an actor sees itself; remove shared_critic"),
-        ]  # fmt: skip
-        for trainer, is_refused, message in refusals:
-            if self.trainer_type == trainer and is_refused:
-                raise ValueError(message)
+        if (refused := self.hyperparameters.refusal(self)) is not None:
+            raise ValueError(refused)
         return self
 
     @property
@@ -276,9 +506,8 @@ class Coefficients(NamedTuple):
     beta: float
 
     @classmethod
-    def at(cls, settings: TrainerSettings, trained: int) -> Coefficients:
-        """Returns the coefficients after `trained` steps of `max_steps`."""
-        hyper, progress = settings.hyperparameters, trained / settings.max_steps
+    def at(cls, hyper: Hyperparameters, progress: float) -> Coefficients:
+        """Returns the coefficients at a share of `max_steps`."""
         return cls(
             learning_rate=scheduled(hyper.learning_rate_schedule, hyper.learning_rate, LEARNING_RATE_END, progress),
             epsilon=scheduled(hyper.epsilon_schedule, hyper.epsilon, EPSILON_END, progress),

@@ -25,6 +25,7 @@ class PolicyWeights:
         arrays: parameters and buffers of the actor by their name in its state dict.
         trained: steps in the lineage of these weights.
         network: JSON of the network settings, where they are not those of the run: of an external opponent.
+        trainer: its trainer, which brings the actor; "" for that of the run.
         script: script of the simulators that plays instead of weights; "" for weights.
     """
 
@@ -33,6 +34,7 @@ class PolicyWeights:
     arrays: dict[str, Weights]
     trained: int = 0
     network: str = ""
+    trainer: str = ""
     script: str = ""
 
 

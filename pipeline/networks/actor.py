@@ -1,4 +1,4 @@
-# ruff: noqa: N803 (names end in their shape)
+# ruff: noqa: N803, N806 (names end in their shape)
 """The actor maps observations to actions, the critic to the value of each reward signal.
 
 B rows, Q sequences, C continuous actions, D branches, K choices of all branches, H = C + K, P = C + K features of a
@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sparring.pipeline.networks.arrays import Arrays, previous_features
+from sparring.pipeline.networks.arrays import Arrays, previous_features, to_environment
 from sparring.pipeline.networks.device import back, over, to_arrays
 from sparring.pipeline.networks.distributions import ActionSampler, Source
 from sparring.pipeline.networks.encoders import Encoder, Inputs
 from sparring.pipeline.networks.layers import Layout, Recurrent
 from sparring.pipeline.networks.perceptron import BackwardFn, Perceptron, backpropagate
 from sparring.pipeline.networks.settings import Initialization, NetworkSettings
-from sparring.pipeline.specs import Array, BehaviorSpec, Flags, Floats
+from sparring.pipeline.specs import ActionSpec, Array, BehaviorSpec, Flags, Floats
 
 VALUE_GAIN: Final = 1.0
 MEAN_GAINS: Final[dict[Initialization, float]] = {"he_normal": 0.2, "orthogonal": 0.01}
@@ -33,6 +33,19 @@ LOGIT_GAINS: Final[dict[Initialization, float]] = {"he_normal": 0.1, "orthogonal
 
 Choices = tuple[Floats, NDArray[np.int32], Floats]
 """Continuous [B, C] raw samples, discrete [B, D] choices, [B] log-probability of both together."""
+
+
+class OnnxGraph(Protocol):
+    """Collects the nodes of an ONNX model; results are known by name."""
+
+    def add(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
+        """Adds a node of an operator of ONNX's opset 9, and returns the name of its result."""
+
+    def constant(self, values: Tensor | Array | Sequence[int] | float) -> str:
+        """Stores values and returns their name."""
+
+    def slice(self, name: str, first: int, last: int) -> str:
+        """Selects columns from `first` to before `last`."""
 
 
 class _EncodedBody(nn.Module):
@@ -99,6 +112,9 @@ class Critic(_EncodedBody):
 class Actor(_EncodedBody):
     """Implements a policy: encoder, body, and one head of means and logits, with a separate log sigma.
 
+    A trainer with another distribution derives from it: `gains` for the outputs of the body, `continuous` and
+    `continuous_onnx` for what is made from them, and `frozen` for acting.
+
     Args:
         spec: observations and actions of the behavior.
         settings: the network's settings.
@@ -114,8 +130,7 @@ class Actor(_EncodedBody):
     def __init__(
         self, spec: BehaviorSpec, settings: NetworkSettings, generator: torch.Generator | None = None, values: int = 0
     ) -> None:
-        mean, logit = MEAN_GAINS[settings.initialization], LOGIT_GAINS[settings.initialization]
-        gains = [mean] * spec.actions.continuous + [logit] * spec.actions.mask_size
+        gains = self.gains(spec.actions, settings)
         super().__init__(spec, settings, [*gains, *[VALUE_GAIN] * values], generator or torch.Generator())
         self.spec = spec
         self.actions = spec.actions
@@ -124,10 +139,50 @@ class Actor(_EncodedBody):
         self.carried = settings.carried(spec.actions)
         self.log_sigma = nn.Parameter(torch.zeros(spec.actions.continuous))
 
+    @staticmethod
+    def gains(actions: ActionSpec, settings: NetworkSettings) -> list[float]:
+        """Returns factors on the initial weights of each output: means, then logits."""
+        mean, logit = MEAN_GAINS[settings.initialization], LOGIT_GAINS[settings.initialization]
+        return [mean] * actions.continuous + [logit] * actions.mask_size
+
     @property
     def device(self) -> torch.device:
         """Returns the device of the parameters and inputs; the statistics of observations may be elsewhere."""
         return self.log_sigma.device
+
+    def continuous(self, head_BH: Tensor, *, sampled: bool) -> Tensor:
+        """Returns continuous actions [B, C] as simulators receive them, sampled or the most likely ones.
+
+        A program that PyTorch exports contains this, `continuous_onnx` writes the same to ONNX, `frozen` acts by it.
+
+        Args:
+            head_BH: outputs of the body.
+            sampled: False for the most likely actions.
+        """
+        raw_BC = head_BH[:, : self.actions.continuous]
+        if sampled:
+            raw_BC = raw_BC + torch.randn_like(raw_BC) * self.log_sigma.exp()
+        return raw_BC.clamp(-self.action_limit, self.action_limit) / self.action_limit
+
+    def continuous_onnx(self, graph: OnnxGraph, head: str, *, sampled: bool, output: str = "") -> str:
+        """Adds the nodes of `continuous` to a graph of ONNX, and returns the name of the result.
+
+        Args:
+            graph: of the model.
+            head: name of the outputs of the body.
+            sampled: False for the most likely actions.
+            output: name that the result is to have; "" for any.
+        """
+        raw, limit = graph.slice(head, 0, self.actions.continuous), self.action_limit
+        if sampled:
+            noise = graph.add("Mul", graph.add("RandomNormalLike", raw), graph.constant(self.log_sigma.exp()))
+            raw = graph.add("Add", raw, noise)
+        clipped = graph.add("Clip", raw, min=-limit, max=limit)
+        return graph.add("Div", clipped, graph.constant(limit), output=output)
+
+    def logits(self, head_BH: Tensor) -> Tensor:
+        """Returns the logits [B, K] of all branches."""
+        return head_BH[:, self.outputs - self.actions.mask_size : self.outputs]
 
     def arrays(self) -> Arrays:
         """Returns copies of the weights needed for acting: all but the values' outputs."""
@@ -163,6 +218,10 @@ class InferenceActor:
         self._infer = None if isinstance(body, Recurrent) else body.frozen(actor.outputs)
         self._step = body.frozen(actor.outputs) if isinstance(body, Recurrent) else None
         self._sampler = ActionSampler(actor.actions, back(actor.log_sigma.detach()))
+
+    def executed(self, continuous: Floats) -> Floats:
+        """Returns actions [B, C] as simulators receive them, from raw samples."""
+        return to_environment(continuous, self._limit)
 
     def act(
         self,

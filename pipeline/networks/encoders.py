@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from sparring.pipeline.networks.device import CPU, over
 from sparring.pipeline.networks.layers import EntityEncoder, Recurrent, Trunk
 from sparring.pipeline.networks.perceptron import HIDDEN_GAINS, ConditionedLayers, Perceptron, initialize_weights
-from sparring.pipeline.networks.settings import NetworkSettings, VisualEncoder, refuse_unsupported
+from sparring.pipeline.networks.settings import NetworkSettings, refuse_unsupported
 from sparring.pipeline.specs import Array, BehaviorSpec
 
 Inputs = tuple[Tensor, ...]
@@ -40,7 +40,7 @@ CLIP: Final = 5.0
 _SLOPE: Final = 0.01
 _IMAGE_GAIN: Final = math.sqrt(2 / (1 + _SLOPE**2))
 
-_CONVOLUTIONS: Final[dict[VisualEncoder, tuple[tuple[int, int, int], ...]]] = {
+_CONVOLUTIONS: Final[dict[str, tuple[tuple[int, int, int], ...]]] = {
     "simple": ((16, 8, 4), (32, 4, 2)),
     "nature_cnn": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
     "resnet": ((16, 3, 2), (32, 3, 2), (32, 3, 2)),
@@ -121,7 +121,7 @@ class ImageEncoder(nn.Module):
         generator: random source of the initial weights.
     """
 
-    def __init__(self, shape: tuple[int, ...], kind: VisualEncoder, units: int, generator: torch.Generator) -> None:
+    def __init__(self, shape: tuple[int, ...], kind: str, units: int, generator: torch.Generator) -> None:
         super().__init__()
         self.convolutions = nn.Sequential(*_convolutions(shape[0], kind), nn.Flatten())
         with torch.no_grad():
@@ -155,7 +155,7 @@ class _Residual(nn.Module):
         return sum_BCHW
 
 
-def _convolutions(channels: int, kind: VisualEncoder) -> list[nn.Module]:
+def _convolutions(channels: int, kind: str) -> list[nn.Module]:
     layers: list[nn.Module] = []
     for width, kernel, stride in _CONVOLUTIONS[kind]:
         if kind == "resnet":
@@ -170,8 +170,9 @@ def _convolutions(channels: int, kind: VisualEncoder) -> list[nn.Module]:
 class Encoder(nn.Module):
     """Encodes all observations of a behavior.
 
-    Features are, in this order: vectors (normalized if enabled), the previous action, `hidden_units` for each image, as
-    many for all lists of entities together, and goals. Goals count as vectors unless they condition the body.
+    Features are, in this order: vectors (normalized if enabled), the previous action, `hidden_units` for each image and
+    each other observation with an encoder of its own, as many for all lists of entities together, and goals. Goals
+    count as vectors unless they condition the body.
 
     Args:
         spec: observations and actions of the behavior.
@@ -179,6 +180,8 @@ class Encoder(nn.Module):
         generator: random source of the initial weights.
 
     Attributes:
+        kinds: of each observation: `own` for one with an encoder of its own, as images have, else `vector`, `entities`
+            or `goal`.
         vectors: places in the spec of the observations that are joined and normalized.
         others: places of all others.
         plain: all observations are vectors, so that nothing is trained.
@@ -194,21 +197,28 @@ class Encoder(nn.Module):
         super().__init__()
         refuse_unsupported(spec, settings)
         plain_goals = settings.goal_conditioning_type == "none"
-        kinds = ["vector" if one.kind == "goal" and plain_goals else one.kind for one in spec.observations]
+        own = [settings.encoder_of(one) for one in spec.observations]
+        seen = ["vector" if one.kind == "goal" and plain_goals else one.kind for one in spec.observations]
+        self.kinds = tuple("own" if encoder else str(kind) for encoder, kind in zip(own, seen, strict=True))
+        kinds = self.kinds
         self.vectors = [at for at, kind in enumerate(kinds) if kind == "vector"]
         self.others = [at for at, kind in enumerate(kinds) if kind != "vector"]
         self.plain = not self.others
         # Places in `Inputs`, after the vectors, and the shapes there.
         self._images, self._entities, self._goals = (
             [place for place, at in enumerate(self.others, 1) if kinds[at] == kind]
-            for kind in ("image", "entities", "goal")
+            for kind in ("own", "entities", "goal")
         )
         shapes = [(), *(spec.observations[at].shape for at in self.others)]
         size = sum(spec.observations[at].shape[0] for at in self.vectors)
         self.normalizer = Normalizer(size) if settings.normalize and size else None
         self.previous = settings.previous_size(spec.actions)
-        units, kind = settings.hidden_units, settings.vis_encode_type
-        self.images = nn.ModuleList(ImageEncoder(shapes[at], kind, units, generator) for at in self._images)
+        units = settings.hidden_units
+        self.images = nn.ModuleList(
+            encoder.build(one.shape, units, generator)
+            for encoder, one in zip(own, spec.observations, strict=True)
+            if encoder
+        )
         size += self.previous + units * len(self._images)
         self.entities = None
         if self._entities:

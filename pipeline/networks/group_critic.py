@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -121,7 +121,9 @@ class GroupCritic(nn.Module):
 
         Those of our own name, the first, are prepared by the actor's encoder, which has the statistics.
         """
-        changes = {"previous_action": False} if self.encoders else {"normalize": False}
+        changes: dict[str, Any] = {"previous_action": False} if self.encoders else {"normalize": False}
+        seen = {one.name for one in spec.observations}
+        changes["encoders"] = {name: one for name, one in self._settings.encoders.items() if name in seen}
         encoder = Encoder(spec, self._settings.model_copy(update=changes), generator)
         units, done = self._settings.hidden_units, spec.actions.continuous + spec.actions.mask_size
         self.encoders.append(encoder)

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from sparring.pipeline.errors import did_you_mean
 from sparring.pipeline.learning.settings import IntrinsicSettings
 from sparring.pipeline.networks.settings import NetworkSettings
-from sparring.pipeline.settings.document import Path, did_you_mean
+from sparring.pipeline.settings.document import Path
 from sparring.pipeline.settings.model import BehaviorSettings, Settings
 from sparring.pipeline.settings.parameters import Curriculum
 from sparring.pipeline.specs import names_a_folder
@@ -183,8 +184,10 @@ def _ranks(settings: Settings) -> Iterator[Conflict]:
         device, path = of_torch.of_learner(str(place[-1])), ("pipeline", "ranks")
         per_unit = behavior.network_settings.sequence_length or 1
         size: Path = (*place, "hyperparameters", "batch_size")
-        if behavior.trainer_type == "bc":
-            text = f"got {ranks} ranks for a trainer of type bc; expected 1, because no simulator's steps train it"
+        if not behavior.hyperparameters.shares_minibatches:
+            text = (
+                f"got {ranks} ranks for a trainer of type {behavior.trainer_type}; expected 1, because it shares none"
+            )
             yield Conflict((path,), f"{text}; remove ranks")
         elif device not in (None, "cpu", "cuda"):
             text = f"got {ranks} ranks on device {device!r}; expected cpu, or cuda, which is a GPU for each"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -75,12 +74,6 @@ def dotted(path: Path) -> str:
     for key in path:
         text += f"[{key}]" if isinstance(key, int) else f".{key}"
     return text.removeprefix(".")
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """Returns a question with the most similar of the `known` words; None if none is similar."""
-    nearest = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"did you mean {nearest[0]}?" if nearest else None
 
 
 # ---------------------------------------------------------------- reading

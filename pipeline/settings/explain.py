@@ -1,7 +1,7 @@
 """Explains errors of validation: each with its line, got, expected, remedy."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Annotated, Final, get_args, get_origin
@@ -9,9 +9,14 @@ from typing import Annotated, Final, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from sparring.pipeline import plugins
+from sparring.pipeline.coordination.settings import OpponentSampling
+from sparring.pipeline.errors import did_you_mean
 from sparring.pipeline.files import Json
+from sparring.pipeline.learning.settings import RewardSignals, TrainerHyperparameters
+from sparring.pipeline.networks.settings import EncoderSettings
 from sparring.pipeline.settings.conflicts import Conflict, conflicts
-from sparring.pipeline.settings.document import Entry, Path, Problem, did_you_mean
+from sparring.pipeline.settings.document import Entry, Path, Problem
 from sparring.pipeline.settings.model import Settings
 
 _RANGE: Final = "write a value within that range"
@@ -100,8 +105,19 @@ def _follows(involved: tuple[Path, ...], removed: list[Path]) -> bool:
     )
 
 
+def _flat(error: ValidationError, above: Path = ()) -> Iterator[ErrorDetails]:
+    """Yields the errors, and in place of an error of a plug-in's section those within it."""
+    for detail in error.errors(include_url=False):
+        loc, within = (*above, *detail["loc"]), detail.get("ctx", {}).get("error")
+        if isinstance(within, ValidationError):
+            yield from _flat(within, loc)
+        elif detail["type"] != "default_factory_not_called":  # for lack of a key, whose error is another one
+            detail["loc"] = loc
+            yield detail
+
+
 def _findings(root: Entry, error: ValidationError) -> Iterator[_Finding]:
-    details = error.errors(include_url=False)
+    details = list(_flat(error))
     for detail in details:
         loc = detail["loc"]
         if not any(len(other["loc"]) > len(loc) and other["loc"][: len(loc)] == loc for other in details):
@@ -211,7 +227,7 @@ def _is_at(path: Path, section: str) -> bool:
 @cache
 def all_keys() -> tuple[tuple[str, str], ...]:
     """Returns every (section, key) of a configuration, with `*` for a free name and `[]` for a number."""
-    keys = ((section, key) for section, model in models() for key in model.model_fields)
+    keys = ((section, key) for section, model in models() for key in _keys(model))
     return tuple(dict.fromkeys(keys))
 
 
@@ -221,9 +237,30 @@ def models() -> tuple[tuple[str, type[BaseModel]], ...]:
     return tuple(_sections(Settings, ""))
 
 
+_PLUGINS: Final[dict[type[BaseModel], str]] = {
+    TrainerHyperparameters: plugins.TRAINERS,
+    EncoderSettings: plugins.ENCODERS,
+    OpponentSampling: plugins.OPPONENTS,
+}
+"""Models of which a plug-in has one in the same place."""
+
+
+def _keys(model: type[BaseModel]) -> Iterable[str]:
+    return plugins.names(plugins.REWARD_SIGNALS) if model is RewardSignals else model.model_fields
+
+
 def _sections(annotation: object, section: str) -> Iterator[tuple[str, type[BaseModel]]]:
     """Yields the sections below a value with this annotation."""
+    if isinstance(annotation, type) and annotation in _PLUGINS:
+        for _, model in plugins.working(_PLUGINS[annotation]):
+            yield from _sections(model, section)
+        return
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        if annotation is RewardSignals:
+            yield section, annotation
+            for name, model in plugins.working(plugins.REWARD_SIGNALS):
+                yield from _sections(model, f"{section}.{name}")
+            return
         yield section, annotation
         for key, info in annotation.model_fields.items():
             if key != "default_settings":

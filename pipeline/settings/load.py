@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 from typing import Final
 
-from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.errors import SettingsError, did_you_mean
 from sparring.pipeline.files import Json
 from sparring.pipeline.settings.conflicts import ignored
 from sparring.pipeline.settings.document import (
@@ -15,7 +15,6 @@ from sparring.pipeline.settings.document import (
     Entry,
     Place,
     Problem,
-    did_you_mean,
     implied,
     parse,
     refuse,

@@ -10,9 +10,10 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from sparring.pipeline.coordination.settings import CoordinationSettings, Mode, SelfPlaySettings, SettingsModel
+from sparring.pipeline.coordination.settings import CoordinationSettings, Mode, SelfPlaySettings
 from sparring.pipeline.files import Json
 from sparring.pipeline.learning.settings import TrainerSettings
+from sparring.pipeline.networks.settings import StrictSettings
 from sparring.pipeline.queues.endpoints import is_tcp
 from sparring.pipeline.settings.parameters import EnvironmentParameter
 from sparring.pipeline.settings.placement import PlacementSettings
@@ -22,7 +23,7 @@ from sparring.pipeline.stepping.settings import SteppingSettings
 # ---------------------------------------------------------------- sections, ML-Agents' with its keys and defaults
 
 
-class EnvironmentSettings(SettingsModel):
+class EnvironmentSettings(StrictSettings):
     """Configures Unity players; `seed` is the seed of the run.
 
     Attributes:
@@ -50,7 +51,7 @@ class EnvironmentSettings(SettingsModel):
     restarts_rate_limit_period_s: int = Field(default=60, ge=1)
 
 
-class EngineSettings(SettingsModel):
+class EngineSettings(StrictSettings):
     """Configures how Unity players render and how fast their time runs.
 
     Attributes:
@@ -74,7 +75,7 @@ class EngineSettings(SettingsModel):
     no_graphics_monitor: bool = False
 
 
-class CheckpointSettings(SettingsModel):
+class CheckpointSettings(StrictSettings):
     """Configures the folder of a run and its initial weights.
 
     Attributes:
@@ -117,7 +118,7 @@ class CheckpointSettings(SettingsModel):
         return self
 
 
-class TorchSettings(SettingsModel):
+class TorchSettings(StrictSettings):
     """Configures torch. Devices are in torch's notation; None is the CPU.
 
     Attributes:
@@ -150,7 +151,7 @@ class TorchSettings(SettingsModel):
         return sorted(one for one in named if one not in (None, "cpu"))
 
 
-class CapacitySettings(SettingsModel):
+class CapacitySettings(StrictSettings):
     """Limits the messages in each kind of queue, from all senders together.
 
     Attributes:
@@ -162,7 +163,7 @@ class CapacitySettings(SettingsModel):
     segments: int = Field(default=64, ge=2)
 
 
-class RestartSettings(SettingsModel):
+class RestartSettings(StrictSettings):
     """Limits the failures of a service before the run stops.
 
     Attributes:
@@ -178,7 +179,7 @@ class RestartSettings(SettingsModel):
     backoff_max_s: float = Field(default=30.0, ge=0)
 
 
-class StallSettings(SettingsModel):
+class StallSettings(StrictSettings):
     """Limits the stalls of a run before it is ended.
 
     Attributes:
@@ -190,7 +191,7 @@ class StallSettings(SettingsModel):
     period_s: float = Field(default=3600.0, gt=0)
 
 
-class LogSettings(SettingsModel):
+class LogSettings(StrictSettings):
     """Limits the files that grow with a run: each may hold `size_mb` times `kept + 1`.
 
     Attributes:
@@ -207,7 +208,7 @@ class LogSettings(SettingsModel):
         return round(self.size_mb * 1e6)
 
 
-class ThreadSettings(SettingsModel):
+class ThreadSettings(StrictSettings):
     """Configures the torch threads of each process.
 
     Attributes:
@@ -294,7 +295,7 @@ class BehaviorSettings(TrainerSettings):
     self_play: SelfPlaySettings | None = None
 
 
-class Settings(SettingsModel):
+class Settings(StrictSettings):
     """Holds a whole configuration file, with its `default_settings` merged into each behavior.
 
     Its keys are valid one by one; `read` also refuses what contradicts itself (`conflicts`).
@@ -414,5 +415,5 @@ class Settings(SettingsModel):
         return SimulatorSettings(name="unity", count=count, areas=own.num_areas, options=options)
 
     def budget(self, name: str) -> int:
-        """Returns the step budget of behavior `name`: (1 + overlap) x `buffer_size`."""
-        return (1 + self.overlap) * self.behaviors[name].hyperparameters.buffer_size
+        """Returns the step budget of behavior `name`; that of PPO is (1 + overlap) x `buffer_size`."""
+        return self.behaviors[name].hyperparameters.step_budget(self.overlap)

@@ -15,12 +15,13 @@ import numpy as np
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from sparring.pipeline.coordination import lessons
-from sparring.pipeline.coordination.settings import CompletionCriteria, SettingsModel
+from sparring.pipeline.coordination.settings import CompletionCriteria
 from sparring.pipeline.files import Json
 from sparring.pipeline.messages import simulator
+from sparring.pipeline.networks.settings import StrictSettings
 
 
-class SamplerParameters(SettingsModel):
+class SamplerParameters(StrictSettings):
     """Holds what all samplers share.
 
     Attributes:
@@ -83,28 +84,28 @@ class MultiRangeUniformParameters(SamplerParameters):
         return self
 
 
-class ConstantSampler(SettingsModel):
+class ConstantSampler(StrictSettings):
     """Describes a constant."""
 
     sampler_type: Literal["constant"]
     sampler_parameters: ConstantParameters = ConstantParameters()
 
 
-class UniformSampler(SettingsModel):
+class UniformSampler(StrictSettings):
     """Samples one range."""
 
     sampler_type: Literal["uniform"]
     sampler_parameters: UniformParameters = UniformParameters()
 
 
-class GaussianSampler(SettingsModel):
+class GaussianSampler(StrictSettings):
     """Samples a normal distribution."""
 
     sampler_type: Literal["gaussian"]
     sampler_parameters: GaussianParameters = GaussianParameters()
 
 
-class MultiRangeUniformSampler(SettingsModel):
+class MultiRangeUniformSampler(StrictSettings):
     """Samples several ranges."""
 
     sampler_type: Literal["multirangeuniform"]
@@ -132,7 +133,7 @@ LessonValue = Annotated[
 ]
 
 
-class LessonSettings(SettingsModel):
+class LessonSettings(StrictSettings):
     """Configures one lesson of a curriculum.
 
     Attributes:
@@ -146,7 +147,7 @@ class LessonSettings(SettingsModel):
     value: LessonValue
 
 
-class Curriculum(SettingsModel):
+class Curriculum(StrictSettings):
     """Lists lessons in their order."""
 
     curriculum: tuple[LessonSettings, ...] = Field(min_length=1)

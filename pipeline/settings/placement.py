@@ -5,12 +5,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from sparring.pipeline.coordination.settings import SettingsModel
+from sparring.pipeline.networks.settings import StrictSettings
 
 Amount = Annotated[float, Field(ge=0)]
 
 
-class PartResources(SettingsModel):
+class PartResources(StrictSettings):
     """Configures the resources that Ray reserves for one process; they bound nothing by themselves.
 
     Attributes:
@@ -55,7 +55,7 @@ class SteppingResources(PartResources):
     per: Literal["node"] | None = None
 
 
-class PlacementSettings(SettingsModel):
+class PlacementSettings(StrictSettings):
     """Configures where a cluster runs the parts of a run. Coordination and monitor stay where the run was started.
 
     Attributes:

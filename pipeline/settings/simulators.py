@@ -9,9 +9,9 @@ from typing import Final
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from sparring.pipeline.coordination.settings import SettingsModel
+from sparring.pipeline.errors import did_you_mean
 from sparring.pipeline.games.registry import names, option_types, required_options
-from sparring.pipeline.settings.document import did_you_mean
+from sparring.pipeline.networks.settings import StrictSettings
 
 Option = bool | int | float | str
 
@@ -19,7 +19,7 @@ _PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
 _TYPE_NAMES: Final = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
-class SimulatorSettings(SettingsModel):
+class SimulatorSettings(StrictSettings):
     """Configures simulators, by either a `name` or a `command`.
 
     Attributes:

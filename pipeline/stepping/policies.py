@@ -6,9 +6,9 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from sparring.pipeline import plugins
 from sparring.pipeline.messages.state import PolicyWeights
 from sparring.pipeline.networks.actor import Actor
-from sparring.pipeline.networks.arrays import to_environment
 from sparring.pipeline.networks.device import CPU, Device, load_arrays, move_parameters
 from sparring.pipeline.networks.distributions import Source
 from sparring.pipeline.networks.settings import NetworkSettings
@@ -19,6 +19,10 @@ from sparring.pipeline.stepping.steps import SampledActions
 
 class HasNetwork(Protocol):
     """The settings of a behavior have those of its network."""
+
+    @property
+    def trainer_type(self) -> str:
+        """Returns the name of the trainer, which brings the actor."""
 
     @property
     def network_settings(self) -> NetworkSettings:
@@ -57,17 +61,25 @@ class NetworkPolicy:
         settings: of the network.
         source: random source of the sampling.
         device: that the network is evaluated on.
+        trainer: name of the trainer that brings the actor.
     """
 
     script: Final = ""
 
-    def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, source: Source, device: Device = CPU) -> None:
+    def __init__(
+        self,
+        spec: BehaviorSpec,
+        settings: NetworkSettings,
+        source: Source,
+        device: Device = CPU,
+        trainer: str = "ppo",
+    ) -> None:
         self.version = 0
-        self._actor = Actor(spec, settings)
+        actor: Actor = plugins.load(plugins.TRAINERS, trainer).actor(spec, settings)
+        self._actor = actor
         move_parameters(self._actor, device)
         self._acting = self._actor.frozen()
         self._deterministic = settings.deterministic
-        self._limit = settings.action_limit
         self._source = source
 
     def load(self, weights: PolicyWeights) -> None:
@@ -90,7 +102,7 @@ class NetworkPolicy:
         continuous, discrete, log_probs = self._acting.act(
             observations, masks, self._source, self._deterministic, carried
         )
-        executed = to_environment(continuous, self._limit)
+        executed = self._acting.executed(continuous)
         return SampledActions(continuous=continuous, executed=executed, discrete=discrete, log_probs=log_probs)
 
 
@@ -134,8 +146,9 @@ class Policies:
             return
         policy = self.current.get(name)
         if policy is None:
-            settings, source = self._settings[name].network_settings, self._source(name)
-            policy = self.current[name] = NetworkPolicy(spec, settings, source, self._device)
+            own, source = self._settings[name], self._source(name)
+            policy = NetworkPolicy(spec, own.network_settings, source, self._device, own.trainer_type)
+            self.current[name] = policy
         if policy.version < weights.version:
             policy.load(weights)
 
@@ -155,11 +168,13 @@ class Policies:
         if weights.script:
             self.ghosts[name, weights.version] = ScriptedPolicy(spec.actions, weights.version, weights.script)
             return
-        network = own = self._settings[name].network_settings
+        own = self._settings[name]
+        network = own.network_settings
         if weights.network:
             network = NetworkSettings.model_validate_json(weights.network)
-            network = network.model_copy(update={"deterministic": own.deterministic})
-        ghost = NetworkPolicy(spec, network, self._source(name), self._device)
+            network = network.model_copy(update={"deterministic": own.network_settings.deterministic})
+        trainer = weights.trainer or own.trainer_type
+        ghost = NetworkPolicy(spec, network, self._source(name), self._device, trainer)
         ghost.load(weights)
         self.ghosts[name, weights.version] = ghost
 

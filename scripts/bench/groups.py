@@ -26,8 +26,8 @@ from torch.nn.functional import silu
 from sparring.pipeline.assembly.assembler import Assembler
 from sparring.pipeline.assembly.members import Sizes
 from sparring.pipeline.learning import losses
+from sparring.pipeline.learning.algorithm import Parts
 from sparring.pipeline.learning.buffer import Batch, SegmentBuffer
-from sparring.pipeline.learning.learner import build
 from sparring.pipeline.learning.minibatches import Minibatch
 from sparring.pipeline.learning.optimizer import Adam
 from sparring.pipeline.learning.poca import BASELINE_WEIGHT, POCA
@@ -250,7 +250,10 @@ def main() -> int:
         buffer = SegmentBuffer(groups=True)
         buffer.add(segments)
         batch = buffer.take()
-        poca, twin = (build("B", SPEC, SETTINGS, torch.Generator().manual_seed(1))[0] for _ in range(2))
+        poca, twin = (
+            Parts(behavior="B", spec=SPEC, settings=SETTINGS, generator=torch.Generator().manual_seed(1)).build()
+            for _ in range(2)
+        )
         assert isinstance(poca, POCA)
         assert isinstance(twin, POCA)
         copying = Copying(twin, members)

@@ -31,7 +31,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import pictures
 
-from sparring.pipeline.learning.learner import Learner, build
+from sparring.pipeline.learning.algorithm import Parts
+from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.learning.minibatches import RecurrentState
 from sparring.pipeline.learning.ppo import PPO
 from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
@@ -169,7 +170,7 @@ def _one_update(learner: Learner, record: Segments) -> None:
 
 def _own(case: Case, settings: TrainerSettings, random: np.random.Generator) -> Callable[[], None]:
     """Returns the same work with the learner's own networks and parameters."""
-    ppo = build("Test", SPEC, settings, torch.Generator().manual_seed(1))[0]
+    ppo = Parts(behavior="Test", spec=SPEC, settings=settings, generator=torch.Generator().manual_seed(1)).build()
     assert isinstance(ppo, PPO)
     rows = torch.from_numpy(random.standard_normal((case.buffer, 8), np.float32))
     minibatches = torch.split(rows, case.batch)[: case.buffer // case.batch]

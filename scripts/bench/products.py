@@ -30,8 +30,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import groups
 import learner
 
+from sparring.pipeline.learning.algorithm import Parts
 from sparring.pipeline.learning.buffer import Batch, SegmentBuffer
-from sparring.pipeline.learning.learner import Learner, build
+from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.learning.poca import POCA
 from sparring.pipeline.learning.ppo import PPO
 from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
@@ -110,7 +111,9 @@ def ppo() -> tuple[Callable[[], object], Callable[[], None], int]:
     made = learner.segments_of(
         Learner("Bench", learner.SPEC, settings, seed=1), learner.SPEC, STEPS, 64, np.random.default_rng(1)
     )
-    algorithm = build("Bench", learner.SPEC, settings, torch.Generator().manual_seed(1))[0]
+    algorithm = Parts(
+        behavior="Bench", spec=learner.SPEC, settings=settings, generator=torch.Generator().manual_seed(1)
+    ).build()
     assert isinstance(algorithm, PPO)
     every = chain(batch, 8, 128, 128, 2) + chain(batch, 8, 128, 128, 1)
     before = chain(STEPS + STEPS // 64, 8, 128, 128, 1)
@@ -126,7 +129,7 @@ def poca() -> tuple[Callable[[], object], Callable[[], None], int]:
     """Returns an update of MA-POCA, its products and its number of minibatches."""
     batch, units, members, settings = 256, 64, 2, settings_of("poca", 256, 64)
     (made,) = groups.assembled(members, STEPS, SOCCER)
-    algorithm = build("B", SOCCER, settings, torch.Generator().manual_seed(1))[0]
+    algorithm = Parts(behavior="B", spec=SOCCER, settings=settings, generator=torch.Generator().manual_seed(1)).build()
     assert isinstance(algorithm, POCA)
 
     def critic(timesteps: int, baselines: bool) -> list[Layer]:

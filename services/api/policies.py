@@ -1,7 +1,7 @@
 """Loads trained policies, from checkpoints and ONNX files, and acts with them as the caller's environment speaks."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
@@ -275,20 +275,18 @@ class _Checkpoint:
     def __init__(self, path: Path, seed: int | None) -> None:
         from sparring.pipeline.export.layout import trained_policy
         from sparring.pipeline.learning import checkpoints
-        from sparring.pipeline.networks.arrays import to_environment
 
         policy = trained_policy(checkpoints.load(path))
         self.behavior, self.spec = policy.behavior, policy.spec
         self._acting = policy.actor.frozen()
         self.carried = self._acting.carried
         self._source = np.random.default_rng(seed)
-        self._executed: Callable[[Array], Array] = lambda raw: to_environment(raw, policy.actor.action_limit)
 
     def choose(
         self, observations: Sequence[Array], forbidden: Flags | None, deterministic: bool, memory: Floats
     ) -> tuple[Chosen, Floats]:
         raw, discrete, _ = self._acting.act(observations, forbidden, self._source, deterministic, memory)
-        return Chosen(self._executed(raw), discrete), memory
+        return Chosen(self._acting.executed(raw), discrete), memory
 
 
 class _Model:

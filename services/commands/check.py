@@ -14,6 +14,7 @@ from pathlib import Path
 from sparring.pipeline.demonstrations.episodes import RecordingError
 from sparring.pipeline.demonstrations.library import files_of, read_any
 from sparring.pipeline.errors import FAILED, SettingsError
+from sparring.pipeline.learning.settings import Hyperparameters
 from sparring.pipeline.settings import Settings, SimulatorSettings, no_device, not_here, read, without_effect
 from sparring.pipeline.settings.model import BehaviorSettings
 from sparring.services.commands import tryout
@@ -116,9 +117,10 @@ def unreadable(settings: Settings) -> Iterator[str]:
 
 def _behavior(behavior: BehaviorSettings) -> str:
     parameters = behavior.hyperparameters
+    passes = f"{parameters.num_epoch} x " if isinstance(parameters, Hyperparameters) else ""
     return (
-        f"{behavior.trainer_type}, {behavior.max_steps:,} steps, updates of {parameters.buffer_size:,} steps "
-        f"in {parameters.num_epoch} x minibatches of {parameters.batch_size:,}"
+        f"{behavior.trainer_type}, {behavior.max_steps:,} steps, updates of {parameters.update_steps:,} steps "
+        f"in {passes}minibatches of {parameters.batch_size:,}"
     )
 
 

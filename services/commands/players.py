@@ -27,6 +27,7 @@ def actor_of(checkpoint: Checkpoint) -> PolicyWeights:
         arrays=trained_policy(checkpoint).actor.arrays(),
         trained=checkpoint.trained,
         network=json.dumps(checkpoint.description["network_settings"]),
+        trainer=checkpoint.description["trainer"],
     )
 
 
@@ -129,7 +130,7 @@ def check_networks(directory: Path, settings: Settings, names: Collection[str]) 
         network = behavior.network_settings.model_dump(mode="json", exclude={"deterministic"})
         own = {f"network_settings.{key}": value for key, value in network.items()}
         own |= {"trainer_type": behavior.trainer_type, "reward_signals": list(behavior.reward_signals.named())}
-        own["hyperparameters.shared_critic"] = behavior.hyperparameters.shared_critic
+        own["hyperparameters.shared_critic"] = behavior.hyperparameters.shares_critic
         for path in CheckpointFolder(directory, name).newest_first()[:1]:
             saved: dict[str, Json] = {}
             with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # whoever loads it reports damage

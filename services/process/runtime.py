@@ -137,9 +137,9 @@ class Run:
             processes = 1 if name else len(self.stepping)  # steps:1 is of one of them
             return Capacity(messages=limits.step_batches, steps=_SHARES * agents * processes, senders=processes)
         behavior = self.behavior(name)
-        budget = (1 + settings.overlap) * behavior.hyperparameters.buffer_size
+        budget = behavior.hyperparameters.step_budget(settings.overlap)
         most = max(2 * budget, _SHARES * behavior.time_horizon)
-        if behavior.trainer_type == "poca":  # a message holds at least one timestep of a whole group
+        if behavior.hyperparameters.groups:  # a message holds at least one timestep of a whole group
             most = max(most, _SHARES * _LARGEST_GROUP)
         senders = len(self.assemblies)
         return Capacity(messages=limits.segments, steps=most * senders, senders=senders)

@@ -92,7 +92,8 @@ class Assembly:
         if joined is None or behavior in self._warned or self._in_groups(behavior) or not assembler.has(joined.groups):
             return
         self._warned.add(behavior)
-        cause = "its trainer_type is ppo, so the critics of those that share groups with it do not see it"
+        trainer = self._context.run.behavior(behavior).trainer_type
+        cause = f"its trainer_type is {trainer}, so the critics of those that share groups with it do not see it"
         self._context.log.warning("teammates_left_out", behavior=behavior, cause=cause, notice=True)
 
     async def flush(self, topics: Subscription) -> None:
@@ -164,12 +165,12 @@ class Assembly:
     def _in_groups(self, behavior: str) -> bool:
         """Returns whether the behavior's learner trains on group segments."""
         run = self._context.run
-        return run.playing is None and run.behavior(behavior).trainer_type == "poca"
+        return run.playing is None and run.behavior(behavior).hyperparameters.groups
 
     def _sizes(self, behavior: str) -> Sizes:
         settings = self._context.run.behavior(behavior)
         largest = self._context.run.capacity(f"segments:{behavior}").largest
-        steps, sequence = settings.hyperparameters.buffer_size // 16, settings.network_settings.sequence_length
+        steps, sequence = settings.hyperparameters.update_steps // 16, settings.network_settings.sequence_length
         least = max(1, min(steps, largest // 2))
         return Sizes(horizon=settings.time_horizon, message_steps=least, largest=largest, sequence=sequence)
 

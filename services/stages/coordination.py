@@ -284,7 +284,8 @@ def add_behaviors(coordinator: Coordinator, context: Context, names: Iterable[st
     for name in names:
         behavior = run.behavior(name)
         coordinator.ledgers[name] = StepLedger(
-            buffer_size=behavior.hyperparameters.buffer_size,
+            buffer_size=behavior.hyperparameters.update_steps,
+            budget=behavior.hyperparameters.step_budget(run.settings.overlap),
             overlap=run.settings.overlap,
             processes=len(run.stepping),
             max_steps=behavior.max_steps,

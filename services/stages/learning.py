@@ -126,7 +126,7 @@ class Learning:
         self._learner.raise_version(max(noted, versions_seen))
         event, version = "restored" if restored else "nothing_to_restore", self._learner.version
         self._context.log.info(event, trained=self._learner.trained, saved=saved, version=version, notice=True)
-        if self._behavior.network_settings.memory is not None and not self._behavior.hyperparameters.shared_critic:
+        if self._behavior.network_settings.memory is not None and not self._behavior.hyperparameters.shares_critic:
             cause = "the previous process held the critic's memory of agents"
             self._context.log.info("critic_memory_reset", cause=cause)
 
@@ -279,7 +279,7 @@ class Learning:
             registry.observe_moments(statistic, [value], name)
         if report.skipped:
             log.warning("minibatches_skipped", count=report.skipped, cause="loss or gradient not finite")
-        signals, grouped = self._behavior.reward_signals, self._behavior.trainer_type == "poca"
+        signals, grouped = self._behavior.reward_signals, self._behavior.hyperparameters.groups
         sample_size, lag = round(report.staleness.sample_size, 3), len(report.lags) - 1
         if is_weak := report.staleness.sample_size < LEAST_SAMPLE_SIZE:
             registry.add(f"correction.weak/{name}")

@@ -21,7 +21,7 @@ from sparring.services.process.runtime import MATCHES, Context
 
 def share_of_update(behavior: BehaviorSettings) -> int:
     """Returns the steps of a behavior that are a large part of its update."""
-    return max(1, behavior.hyperparameters.buffer_size // 16)
+    return max(1, behavior.hyperparameters.update_steps // 16)
 
 
 class StepOutbox:

@@ -225,7 +225,7 @@ class Stepping:
         if self._lockstep or new <= 0 or behavior.remaining <= 0:
             return new > 0 and behavior.remaining <= 0
         # Processes that share a budget get new allowances of it before they have used up the last one.
-        most = self._behaviors[behavior.name].hyperparameters.buffer_size // (4 * len(self._context.run.stepping))
+        most = self._behaviors[behavior.name].hyperparameters.update_steps // (4 * len(self._context.run.stepping))
         return new >= most or last.steps < behavior.allowance.report <= behavior.produced
 
     def publish(self, *, final: bool = False) -> None:

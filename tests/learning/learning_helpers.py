@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparring.pipeline.learning.learner import Learner, build
+from sparring.pipeline.learning.algorithm import Parts
+from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
 from sparring.pipeline.messages.segments import Episodes, Segments
 from sparring.pipeline.networks.actor import Actor
@@ -37,7 +38,7 @@ def algorithm_of(
     behavior: str, spec: BehaviorSpec, settings: TrainerSettings, generator: torch.Generator, **how: Any
 ) -> Any:
     """Returns the algorithm of some settings, with new networks."""
-    return build(behavior, spec, settings, generator, **how)[0]
+    return Parts(behavior=behavior, spec=spec, settings=settings, generator=generator, **how).build()
 
 
 def no_episodes() -> Episodes:

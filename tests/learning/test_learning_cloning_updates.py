@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from sparring.pipeline.demonstrations.episodes import RecordingError
-from sparring.pipeline.learning.learner import build
 from sparring.pipeline.learning.poca import POCA
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from tests.learning.cloning_helpers import HYBRID, PRETRAINING, cloning, head_of, loss_of, settings_of
 from tests.learning.group_helpers import batch_of
+from tests.learning.learning_helpers import algorithm_of
 from tests.learning.random_groups import OWN, specs_of
 from tests.learning.signals_helpers import (
     SPECS,
@@ -42,7 +42,7 @@ def demo(tmp_path: Path) -> Path:
 def test_cloning_does_not_change_the_critic_or_the_optimizer_of_the_policy(demo: Path, shared: bool) -> None:
     """Cloning trains the actor only, with its own Adam."""
     settings = settings_of({}, demo, shared_critic=shared)
-    ppo, _ = build("Test", HYBRID, settings, torch.Generator().manual_seed(0))
+    ppo = algorithm_of("Test", HYBRID, settings, torch.Generator().manual_seed(0))
     cloning = ppo.cloning
     ppo.update(played(ppo), 1, 0)
     assert cloning is not None
@@ -68,7 +68,7 @@ def test_cloning_does_not_change_the_critic_or_the_optimizer_of_the_policy(demo:
 def test_ppo_clones_once_per_update(demo: Path, memory: bool, shared: bool) -> None:
     """An update clones after its last minibatch and reports the loss, until the steps of cloning are over."""
     settings = settings_of({"steps": 100, "batch_size": 6, "num_epoch": 1}, demo, memory=memory, shared_critic=shared)
-    ppo, _ = build("Test", HYBRID, settings, torch.Generator().manual_seed(0))
+    ppo = algorithm_of("Test", HYBRID, settings, torch.Generator().manual_seed(0))
     cloning = ppo.cloning
     batch = played(ppo)
     assert cloning is not None
@@ -83,7 +83,7 @@ def test_ppo_clones_once_per_update(demo: Path, memory: bool, shared: bool) -> N
 
 def test_cloning_with_ma_poca(demo: Path) -> None:
     """Cloning continues after teammates are registered, which replaces the optimizer's block."""
-    poca, _ = build(OWN, HYBRID, settings_of({}, demo, kind="poca"), torch.Generator().manual_seed(0))
+    poca = algorithm_of(OWN, HYBRID, settings_of({}, demo, kind="poca"), torch.Generator().manual_seed(0))
     cloning = poca.cloning
     assert isinstance(poca, POCA)
     specs = specs_of(HYBRID, teammates=1)
@@ -102,7 +102,7 @@ def test_cloning_with_ma_poca(demo: Path) -> None:
 
 def test_cloning_is_off_by_default() -> None:
     """A run without cloning has no such loss."""
-    ppo, _ = build("Test", HYBRID, trainer(signals_of(["extrinsic"])), torch.Generator().manual_seed(0))
+    ppo = algorithm_of("Test", HYBRID, trainer(signals_of(["extrinsic"])), torch.Generator().manual_seed(0))
     cloning = ppo.cloning
     assert cloning is None
     assert PRETRAINING not in ppo.update(played(ppo), 1, 0).statistics
@@ -112,8 +112,8 @@ def test_demonstrations_of_another_spec_are_refused(tmp_path: Path) -> None:
     """They are refused at the start of training; a player does not read them."""
     write(tmp_path, SPECS["discrete"], recorded(SPECS["discrete"], [3]))
     with pytest.raises(RecordingError):
-        build("Test", HYBRID, settings_of({}, tmp_path), torch.Generator())
-    assert build("Test", HYBRID, settings_of({}, tmp_path), torch.Generator(), learns=False)[0].cloning is None
+        algorithm_of("Test", HYBRID, settings_of({}, tmp_path), torch.Generator())
+    assert algorithm_of("Test", HYBRID, settings_of({}, tmp_path), torch.Generator(), learns=False).cloning is None
 
 
 def test_non_finite_gradient_is_skipped() -> None:

@@ -14,7 +14,7 @@ from sparring.pipeline.networks.actor import Actor, Critic
 from sparring.pipeline.networks.encoders import Encoder, ImageEncoder
 from sparring.pipeline.networks.layers import EntityEncoder
 from sparring.pipeline.networks.perceptron import ConditionedLayers
-from sparring.pipeline.networks.settings import HEADS, SMALLEST, NetworkSettings, Unsupported
+from sparring.pipeline.networks.settings import HEADS, NetworkSettings, Unsupported
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 MIXED = BehaviorSpec(
@@ -65,6 +65,9 @@ def randomized(module, seed=7):
 
 
 # ---------------------------------------------------------------- images
+
+SMALLEST = {"simple": 20, "nature_cnn": 36, "resnet": 15, "match3": 5, "fully_connected": 1}
+"""Fewest pixels of an image's height and width."""
 
 
 @pytest.mark.parametrize("kind", SMALLEST)

@@ -38,6 +38,9 @@ behaviors:
       hidden_units: 256
       num_layers: 3
       vis_encode_type: resnet
+      encoders:
+        camera:
+          type: nature_cnn
       memory:
         sequence_length: 32
         memory_size: 64
@@ -62,6 +65,9 @@ behaviors:
           hidden_units: 32
           num_layers: 1
           vis_encode_type: simple
+          encoders:
+            camera:
+              type: match3
           memory:
             sequence_length: 16
             memory_size: 32
@@ -115,7 +121,9 @@ behaviors:
       play_against_latest_model_ratio: 0.4
       initial_elo: 1300.0
       elo_k: 8.0
-      opponent_sampling: prioritized
+      opponent_sampling:
+        type: prioritized
+        power: 3.0
       keep_all_snapshots: true
       opponents:
         - checkpoint: results/old/A

@@ -195,7 +195,9 @@ def _fields() -> list[tuple[str, str, object]]:
     for section, model in models():
         heading = re.sub(r"(\.\*|\[\])$", "", section).rpartition(".")[2] or "Top level"
         heading = "environment_parameters" if heading == "value" else heading
-        found += [(heading, key, info.default) for key, info in model.model_fields.items()]
+        fields = model.model_fields
+        made = {key: info.get_default(call_default_factory=True, validated_data={}) for key, info in fields.items()}
+        found += [(heading, key, default) for key, default in made.items()]
     return found
 
 

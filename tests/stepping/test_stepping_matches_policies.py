@@ -38,7 +38,7 @@ def weights(number: int, network: NetworkSettings = SMALL, *, included: bool = F
 
 
 def policies(network: NetworkSettings = SMALL) -> Policies:
-    return Policies({"Test": SimpleNamespace(network_settings=network)}, seed=1)
+    return Policies({"Test": SimpleNamespace(network_settings=network, trainer_type="ppo")}, seed=1)
 
 
 def alone(number: int, network: NetworkSettings) -> NetworkPolicy:

@@ -180,7 +180,7 @@ def test_a_policy_without_memory_carries_nothing():
 
 @every_kind
 def test_policies_carry_what_their_settings_define(network, numbers):
-    policies = Policies({"Test": SimpleNamespace(network_settings=network)}, seed=1)
+    policies = Policies({"Test": SimpleNamespace(network_settings=network, trainer_type="ppo")}, seed=1)
     policies.build("Test", SPEC)
     assert not policies.current
     policies.learn(weights(1, network))

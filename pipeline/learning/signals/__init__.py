@@ -33,14 +33,12 @@ from sparring.pipeline.learning.buffer import Batch
 from sparring.pipeline.learning.losses import advantages
 from sparring.pipeline.learning.minibatches import Memories
 from sparring.pipeline.learning.optimizer import Adam, of_finite
-from sparring.pipeline.learning.settings import RewardSignals
+from sparring.pipeline.learning.settings import EXTRINSIC, RewardSignals
 from sparring.pipeline.networks.arrays import previous_features
 from sparring.pipeline.networks.encoders import Encoder, Inputs, Normalizer
 from sparring.pipeline.networks.perceptron import hidden_layer
 from sparring.pipeline.networks.settings import ACTION_LIMIT, NetworkSettings
 from sparring.pipeline.specs import ActionSpec, Array, BehaviorSpec, Flags, Floats, Numbers
-
-EXTRINSIC: Final = "extrinsic"
 
 _ROWS_AT_ONCE: Final = 4096
 
@@ -170,6 +168,7 @@ class RewardNetwork(ABC):
     def statistics(self) -> dict[str, float]:
         """Ends the batch and returns the means of its measures since `begin`, by ML-Agents' names."""
         taken = of_finite(self._steps)
+        self._steps = []
         return {name: torch.stack([one[name] for one in taken]).mean().item() for name in (taken[0] if taken else ())}
 
     def take_step(self, loss: Tensor, measures: dict[str, Tensor]) -> Tensor:

@@ -188,7 +188,6 @@ class Gail(RewardNetwork):
         seen = [column[: len(steps)] for column in steps.observations]
         self._policy = over(self.module.prepare(seen, steps.done, steps.ended), self.optimizer.device)
         self._expert = self.prepare(self._learned)
-        self._steps = []
         rows = blocks(len(steps), self.optimizer.device)
         logits_r = torch.cat([self._logits(self._policy, at) for at in rows]).cpu()
         rewards: Floats = -torch.log1p(-logits_r.double().sigmoid() * (1 - _SAFE)).float().numpy()

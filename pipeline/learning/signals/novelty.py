@@ -65,7 +65,6 @@ class _Novelty(RewardNetwork):
         joined = self._encoder.join(steps.observations)
         self._joined = tuple(column[: len(steps)] for column in joined)
         self._inputs = over(self._encoder.prepare(joined), self.optimizer.device)
-        self._steps = []
         return self._rewards(steps)
 
     @torch.no_grad()

@@ -1,0 +1,1 @@
+"""A2C as a trainer of sparring."""
