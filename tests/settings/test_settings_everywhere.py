@@ -109,7 +109,7 @@ def test_no_value_of_the_sample_text_is_a_default() -> None:
 @st.composite
 def misspellings(draw: st.DrawFn) -> tuple[Line, str]:
     """Samples a key with one letter missing, doubled, or swapped with the next."""
-    line = draw(st.sampled_from(KEYS))
+    line = draw(st.sampled_from([one for one in KEYS if one.key not in ("num_cpus", "num_gpus")]))  # alike themselves
     at = draw(st.integers(0, len(line.key) - 2))
     key = line.key
     wrong = draw(
