@@ -1,5 +1,6 @@
 """Finds parts of a configuration that have no effect or are not available on this machine."""
 
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -8,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from sparring.pipeline.bridges.unity.build import find_build
-from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.errors import SettingsError, install_command
 from sparring.pipeline.networks.settings import NetworkSettings, Unsupported
 from sparring.pipeline.settings.model import Settings
 
@@ -61,13 +62,18 @@ def started_by_hand(settings: Settings) -> list[str]:
 
 
 def not_here(settings: Settings) -> list[str]:
-    """Returns the programs of simulators that this machine does not have, one line for each."""
+    """Returns the programs and libraries for simulators that this machine does not have, one line for each."""
     commands = [simulator.command[0] for simulator in settings.launched if simulator.command is not None]
     lines = [
         f"simulators: command {program!r}, which is no program on this machine: give its path, or start it by hand"
         for program in dict.fromkeys(commands)
         if shutil.which(program) is None
     ]
+    if settings.pipeline.websocket_address is not None and importlib.util.find_spec("websockets") is None:
+        lines.append(
+            "pipeline.websocket_address: the library websockets, which is not installed: try "
+            + install_command("websocket")
+        )
     for one in settings.launched:
         if one.name == "unity" and "path" in one.options:
             try:

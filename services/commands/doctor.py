@@ -257,6 +257,9 @@ def _endpoints(settings: Settings) -> Iterator[Row]:
     if parts.port:
         for number in range(parts.port, parts.port + pipeline.stepping_processes):
             yield port("pipeline.address", parts.hostname or "127.0.0.1", number)
+    for index in range(pipeline.stepping_processes if pipeline.websocket_address is not None else 0):
+        parts = urlsplit(pipeline.websocket_of(index))
+        yield port("pipeline.websocket_address", parts.hostname or "127.0.0.1", parts.port or 0)
     for what, number in _games(settings):
         yield port(what, "127.0.0.1", number, other="choose another with the option port or --base-port")
 

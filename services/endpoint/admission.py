@@ -1,6 +1,6 @@
 """Admission turns a connection into an authenticated simulator: pending handshakes are few, short and get few errors.
 
-    accepted by the system -> TLS -> Hello -> credential -> capacity -> conversation
+    accepted by the system -> TLS -> WebSocket -> Hello -> credential -> capacity -> conversation
     '-------- one of `limits.handshakes` pending ones, for `handshake_timeout_s` --'
 
 Simulators authenticate with a certificate of the keys' authority over TLS, or with the token in their Hello. Where the
@@ -159,16 +159,18 @@ class ConnectionAcceptor:
         limits: of connections and handshakes.
         rejections: log of those not admitted.
         serve: handles an admitted simulator until its end.
-        connected: number of admitted connections by host.
-        pending: those without a completed handshake, the oldest first.
+        upgrade: completes the WebSocket handshake on a stream; None where plain sockets connect.
+        connected: number of admitted connections by host; the acceptors of an endpoint share it.
+        pending: those without a completed handshake, the oldest first; shared too.
     """
 
     credentials: Credentials
     limits: LimitSettings
     rejections: RejectionLog
     serve: Callable[[SimulatorPeer], Awaitable[None]]
-    connected: Counter[str] = field(init=False, default_factory=Counter)
-    pending: dict[SimulatorPeer, None] = field(init=False, default_factory=dict)
+    upgrade: Callable[[ByteStream], Awaitable[ByteStream]] | None = None
+    connected: Counter[str] = field(default_factory=Counter)
+    pending: dict[SimulatorPeer, None] = field(default_factory=dict)
 
     async def run(self, listener: Listener[SocketBytes], tasks: TaskGroup) -> None:
         """Accepts connections until cancelled, each with a task of its own in `tasks`."""
@@ -205,6 +207,8 @@ class ConnectionAcceptor:
                 try:
                     with anyio.fail_after(self.limits.handshake_timeout_s):
                         peer.stream = await self.credentials.secure(peer.stream)
+                        if self.upgrade is not None:
+                            peer.stream = await self.upgrade(peer.stream)
                         peer.secured = True
                         await self._receive_hello(peer)
                         return True
@@ -227,7 +231,7 @@ class ConnectionAcceptor:
 
     async def _receive_hello(self, peer: SimulatorPeer) -> None:
         peer.identity = self.credentials.certificate_name(peer.stream)
-        peer.reader.allow(HELLO)
+        peer.allow(HELLO)
         while (message := peer.reader.next()) is None:
             peer.reader.feed(await peer.stream.receive(HELLO.total))
         peer.conversation.received(message)
@@ -238,7 +242,7 @@ class ConnectionAcceptor:
         self.credentials.check_number(peer.identity, message.number)
         self._check_capacity(peer)
         peer.hello = message
-        peer.reader.allow(self.limits.messages)
+        peer.allow(self.limits.messages)
 
     def _check_capacity(self, peer: SimulatorPeer) -> None:
         for got, limit, key in (
@@ -268,7 +272,7 @@ class ConnectionAcceptor:
         """Sends a Fault, unless its details would help an unauthenticated peer."""
         is_known = peer.authenticated or peer.identity or not self.credentials.required
         may_know = is_known or (peer.secured and fault is not None and fault.code == "credential")
-        if fault is None or not may_know or peer.conversation.state == "closed":
+        if fault is None or not (may_know and peer.secured) or peer.conversation.state == "closed":
             return
         with anyio.move_on_after(FAULT_TIMEOUT_S):
             try:

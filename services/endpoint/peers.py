@@ -11,7 +11,7 @@ from structlog.typing import FilteringBoundLogger
 
 from sparring.pipeline.bridges.unity.connection import PlayerConnection
 from sparring.pipeline.errors import RemoteProtocolError
-from sparring.pipeline.messages.codec import FrameReader, FrameWriter
+from sparring.pipeline.messages.codec import FrameReader, FrameWriter, Limits
 from sparring.pipeline.messages.conversation import Conversation
 from sparring.pipeline.messages.simulator import VERSION, Fault, Hello, Player, Reset, SimulatorMessage
 from sparring.pipeline.monitoring.metrics import Registry
@@ -21,6 +21,7 @@ from sparring.pipeline.stepping.limits import check_network, check_unnamed, unkn
 from sparring.pipeline.stepping.settings import SteppingSettings
 from sparring.services.endpoint.sockets import Outgoing, SocketBytes
 from sparring.services.endpoint.throttling import ReadThrottle
+from sparring.services.endpoint.websocket import WebSocketBytes
 
 FAULT_TIMEOUT_S: Final = 1.0
 """Seconds within which a final Fault must be sent."""
@@ -35,10 +36,10 @@ class SimulatorPeer:
     """A SimulatorPeer holds the state of one simulator.
 
     Attributes:
-        stream: its socket, encrypted where the endpoint encrypts.
+        stream: its socket, encrypted where the endpoint encrypts, with the WebSocket on it where it is one.
         host: address of its machine; "here" for a Unix socket.
         identity: name in its certificate; "" for none.
-        secured: its socket is encrypted, or need not be.
+        secured: its socket is encrypted, or need not be, and messages can be sent.
         authenticated: it has presented the required credential.
         hello: its Hello; None until that arrives.
         reader: holds the bytes that were received and not handled yet.
@@ -94,6 +95,21 @@ class SimulatorPeer:
     def has_hung_up(self) -> bool:
         """Returns whether its socket is closed on the other side, although it may not have been read to its end."""
         return isinstance(self._socket, SocketBytes) and self._socket.has_hung_up
+
+    @property
+    def incoming(self) -> int:
+        """Returns the bytes of the message that is arriving, 0 where they are not known yet."""
+        return self.stream.awaited if isinstance(self.stream, WebSocketBytes) else self.reader.begun
+
+    def allow(self, limits: Limits) -> None:
+        """Replaces the limits for the messages that follow."""
+        self.reader.allow(limits)
+        if isinstance(self.stream, WebSocketBytes):
+            self.stream.allow(limits.total)
+
+    def take_asides(self) -> int:
+        """Returns the number of frames of its WebSocket, since the last call, that were no message."""
+        return self.stream.take_asides() if isinstance(self.stream, WebSocketBytes) else 0
 
     @property
     def address(self) -> str:

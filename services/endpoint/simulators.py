@@ -208,7 +208,7 @@ class Simulators:
         """Handles received bytes; returns whether more may be received at once."""
         self._context.registry.add("received_bytes", len(data))
         peer.reader.feed(data)
-        peer.delay_s = peer.throttle.note_bytes(len(data))
+        peer.delay_s = max(peer.throttle.note_bytes(len(data)), peer.throttle.note_asides(peer.take_asides()))
         return self._handle(peer)
 
     def _handle(self, peer: SimulatorPeer) -> bool:
@@ -216,7 +216,7 @@ class Simulators:
         while not peer.delay_s:
             if (message := peer.reader.next()) is None:
                 waits = peer.outgoing.waiting_bytes > self._limits.sending_bytes
-                return not (waits or peer.throttle.needs_reservation(peer.reader))
+                return not (waits or peer.throttle.needs_reservation(peer.incoming))
             peer.last_received_at = self._context.clock()
             peer.conversation.received(message)
             if not self._react(peer, message):
@@ -231,9 +231,9 @@ class Simulators:
             peer.delay_s = 0.0
             await self._slow_down(peer, delay_s)
         await peer.outgoing.wait_until_below(self._limits.sending_bytes)
-        if peer.throttle.needs_reservation(peer.reader):
+        if peer.throttle.needs_reservation(peer.incoming):
             peer.last_received_at = math.inf
-            await peer.throttle.reserve(peer.reader)
+            await peer.throttle.reserve(peer.incoming)
             peer.last_received_at = self._context.clock()
 
     def _receive_step(self, peer: SimulatorPeer, step: messages.Step, at: float) -> None:

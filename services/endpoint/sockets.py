@@ -322,5 +322,5 @@ async def listen(address: str) -> Listener[SocketBytes]:
         reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be bound ({error})"
         raise ServiceError(
             f"got {address!r} for simulators, which {reason}; expected a free address; stop what uses it, or "
-            "set pipeline.address to another (port 0 chooses one)"
+            "set pipeline.address or websocket_address to another"
         ) from error

@@ -9,7 +9,6 @@ from typing import Final
 
 import anyio
 
-from sparring.pipeline.messages.codec import FrameReader
 from sparring.pipeline.messages.simulator import SimulatorMessage, Step
 from sparring.pipeline.stepping.limits import LimitSettings
 
@@ -101,16 +100,20 @@ class ReadThrottle:
         bucket = self._steps if isinstance(message, Step) else self._asides
         return bucket.take(1, self._clock())
 
-    def needs_reservation(self, reader: FrameReader) -> bool:
-        """Returns whether the reservation does not match the incoming message."""
-        return self._wanted(reader) != self._reserved
+    def note_asides(self, frames: int) -> float:
+        """Counts frames of a WebSocket that are no message; returns the seconds to wait before more are read."""
+        return self._asides.take(frames, self._clock())
 
-    async def reserve(self, reader: FrameReader) -> None:
+    def needs_reservation(self, size: int) -> bool:
+        """Returns whether the reservation does not match an incoming message of `size` bytes."""
+        return self._wanted(size) != self._reserved
+
+    async def reserve(self, size: int) -> None:
         """Returns the former reservation and waits until the incoming message may be held whole."""
         self.close()
-        if size := self._wanted(reader):
-            await self._pool.take(size)
-            self._reserved = size
+        if wanted := self._wanted(size):
+            await self._pool.take(wanted)
+            self._reserved = wanted
 
     def close(self) -> None:
         """Returns the reservation of this simulator."""
@@ -118,5 +121,5 @@ class ReadThrottle:
         if reserved:
             self._pool.give(reserved)
 
-    def _wanted(self, reader: FrameReader) -> int:
-        return reader.begun if reader.begun > OWN_BYTES else 0
+    def _wanted(self, size: int) -> int:
+        return size if size > OWN_BYTES else 0

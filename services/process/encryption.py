@@ -57,12 +57,15 @@ def _open_addresses(settings: Settings) -> Iterator[tuple[str, str, str]]:
     if pipeline.metrics_address is not None and is_open(pipeline.metrics_address):
         remedy = "; expected loopback, for no key protects it; let a proxy of your own answer other machines"
         yield f"pipeline.metrics_address {pipeline.metrics_address!r}", remedy, _NUMBERS_DANGER
-    if is_open(pipeline.address) and keys_folder(settings) is None:
+    for key in ("address", "websocket_address"):
+        address = getattr(pipeline, key)
+        if address is None or not is_open(address) or keys_folder(settings) is not None:
+            continue
         remedy = (
             ", without keys; expected keys, or loopback (127.0.0.1, ::1, localhost) or unix:///PATH; make keys with "
             "`sparring keys DIR` and set pipeline.keys: DIR, use loopback and an SSH tunnel"
         )
-        yield f"pipeline.address {pipeline.address!r}", remedy, _DANGER
+        yield f"pipeline.{key} {address!r}", remedy, _DANGER
 
 
 def socket_paths(settings: Settings, *, in_process: bool = False) -> Iterator[tuple[str, Path]]:

@@ -9,11 +9,12 @@ waits for      frames; step allowances and weights for those it has; credit for 
 unblocked by   a frame, a step allowance, new weights, assembly's acknowledgement
 """
 
+from collections import Counter
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import anyio
-from anyio.abc import TaskGroup
+from anyio.abc import Listener, TaskGroup
 
 from sparring.pipeline.coordination.opponents import opponents_of
 from sparring.pipeline.messages import channels
@@ -31,9 +32,10 @@ from sparring.pipeline.stepping.policies import Policies
 from sparring.pipeline.stepping.stepper import Stepper
 from sparring.pipeline.stepping.waiting import FRAMES, SIMULATOR, WEIGHTS
 from sparring.services.endpoint.admission import ConnectionAcceptor, credentials
-from sparring.services.endpoint.peers import DefaultBehaviors, ServerContext
+from sparring.services.endpoint.peers import DefaultBehaviors, ServerContext, SimulatorPeer
 from sparring.services.endpoint.simulators import Simulators
 from sparring.services.endpoint.sockets import allow_descriptors
+from sparring.services.endpoint.websocket import upgrade_from
 from sparring.services.process.runtime import Context, Run, follow, follow_growth, publish_metrics, refuse_restart
 from sparring.services.stages.outboxes import MatchOutbox, StepOutbox
 
@@ -320,6 +322,26 @@ def _warn_of_memory_reset(context: Context) -> None:
         context.log.warning("agent_memory_reset", behaviors=forgetful, cause=cause, notice=True)
 
 
+async def _listen(context: Context, simulators: Simulators) -> list[tuple[ConnectionAcceptor, Listener[Any]]]:
+    """Opens the endpoint for simulators: plain sockets, and WebSockets where the settings name an address for them."""
+    run, settings = context.run, context.run.settings.pipeline
+    addresses = [run.addresses[context.service]]
+    if settings.websocket_address is not None:
+        addresses.append(settings.websocket_of(run.stepping.index(context.service)))
+    connected: Counter[str] = Counter()
+    pending: dict[SimulatorPeer, None] = {}
+    acceptors = []
+    for address in addresses:
+        required = credentials(address, run.keys, settings.credentials, encrypt=settings.encrypt)
+        acceptor = ConnectionAcceptor(required, settings.limits, simulators.rejections, simulators.serve)
+        acceptor.connected, acceptor.pending = connected, pending
+        acceptors.append((acceptor, await context.listen(address)))
+    if len(acceptors) > 1:
+        acceptor.upgrade = upgrade_from(settings.websocket_origins)
+        context.log.info("websocket_listening", address=address, origins=list(settings.websocket_origins))
+    return acceptors
+
+
 async def run(context: Context) -> None:
     """Steps until stopped; then sends Bye to the simulators and the last steps to assembly.
 
@@ -339,17 +361,14 @@ async def run(context: Context) -> None:
     sender.on_receiver(stepping.on_assembly_restarted)
     allowances = channels.allowances_topic(context.service)
     coordination = await transport.subscribe("coordination", allowances, channels.ASSIGNMENT, channels.LESSONS)
-    address = context.run.addresses[context.service]
-    required = credentials(address, context.run.keys, settings.pipeline.credentials, encrypt=settings.pipeline.encrypt)
-    simulators = stepping.simulators
-    acceptor = ConnectionAcceptor(required, settings.pipeline.limits, simulators.rejections, simulators.serve)
     if (available := allow_descriptors(wanted := settings.pipeline.limits.descriptors)) < wanted:
         remedy = "raise the system's limit (ulimit -n), or lower pipeline.limits.connections"
         context.log.warning("low_file_descriptor_limit", got=available, expected=wanted, remedy=remedy)
-    listener = await context.listen(address)
+    acceptors = await _listen(context, stepping.simulators)
     async with anyio.create_task_group() as tasks:
         await stepping.follow_learners(context.run, tasks)
-        tasks.start_soon(acceptor.run, listener, tasks)
+        for acceptor, listener in acceptors:
+            tasks.start_soon(acceptor.run, listener, tasks)
         tasks.start_soon(follow, coordination, stepping.on_coordination)
         tasks.start_soon(follow_growth, context, lambda _names: stepping.grow(tasks))
         tasks.start_soon(stepping.simulators.watch_silence)

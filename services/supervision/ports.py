@@ -27,8 +27,13 @@ class Ports(ExitStack):
 
     sockets: Path | None = None
 
-    def find(self, host: str, wanted: int = 0) -> int:
+    def find(self, host: str, wanted: int = 0, key: str = "address") -> int:
         """Returns the wanted port, or any free one for 0.
+
+        Args:
+            host: IP address or name of this machine.
+            wanted: port.
+            key: of the section `pipeline`, which names the port.
 
         Raises:
             SettingsError: the port is not free.
@@ -41,7 +46,7 @@ class Ports(ExitStack):
             except OSError as error:
                 raise SettingsError(
                     f"got port {wanted} on {host}, which is not free ({error.strerror}); expected a free port; "
-                    "stop what uses it, or set pipeline.address to another port (0 chooses one)"
+                    f"stop what uses it, or set pipeline.{key} to another port"
                 ) from error
             if sys.platform == "linux":
                 self.push(stack.pop_all())
@@ -76,11 +81,17 @@ def open_ports(settings: Settings, *, in_process: bool) -> Ports:
     """Returns the ports of a run, with a private folder for Unix sockets where these are used.
 
     Raises:
-        SettingsError: the path of a socket is too long.
+        SettingsError: the path of a socket is too long, or a port for WebSockets is not free.
     """
     if lines := long_paths(settings, in_process=in_process):
         raise SettingsError("\n".join(lines))
-    ports = Ports()
+    pipeline, ports = settings.pipeline, Ports()
+    with ExitStack() as unless_complete:
+        unless_complete.enter_context(ports)
+        for index in range(pipeline.stepping_processes if pipeline.websocket_address is not None else 0):
+            parts = urlsplit(pipeline.websocket_of(index))
+            ports.find(parts.hostname or "127.0.0.1", parts.port or 0, "websocket_address")
+        unless_complete.pop_all()
     if any(what == "TMPDIR" for what, _ in socket_paths(settings, in_process=in_process)):
         ports.sockets = ports.enter_context(socket_folder())
     return ports

@@ -33,6 +33,7 @@ from sparring.pipeline.stepping.stepper import Stepper
 from sparring.services.endpoint.admission import ConnectionAcceptor, Credentials
 from sparring.services.endpoint.peers import DefaultBehaviors, ServerContext
 from sparring.services.endpoint.simulators import Simulators
+from sparring.services.endpoint.websocket import upgrade_from
 
 SPECS = dict(Goal().behaviors())
 
@@ -101,6 +102,10 @@ class Endpoint:
         self.ends += (ours, theirs)
         self.tasks.start_soon(self.acceptor.admit, ours)
         return Peer(theirs)
+
+    def accept_websockets(self, *origins: str) -> None:
+        """From now on connections must be WebSockets, of programs or of pages with these origins."""
+        self.acceptor.upgrade = upgrade_from(origins)
 
     def counter(self, name: str) -> float:
         """Returns the value of counter `name`, 0 if it was never incremented."""

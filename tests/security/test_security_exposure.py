@@ -35,6 +35,8 @@ def test_listening_on_loopback_needs_no_keys(address: str, monkeypatch: pytest.M
         (settings("tcp://0.0.0.0:5005"), "pipeline.address"),
         (settings("tcp://game.example.org:5005"), "pipeline.address"),
         (settings("tcp://[::]:5005"), "pipeline.address"),
+        (settings(websocket_address="tcp://0.0.0.0:5010"), "pipeline.websocket_address"),
+        (settings("unix:///tmp/s", websocket_address="tcp://[::]:5010"), "pipeline.websocket_address"),
     ],
 )
 def test_listening_beyond_loopback_needs_keys_or_insecure(

@@ -220,6 +220,8 @@ pipeline:
   mode: overlap
   max_policy_lag: 4
   address: tcp://127.0.0.1:5005
+  websocket_address: tcp://127.0.0.1:5010
+  websocket_origins: ["http://localhost:8000"]
   player_host: "::1"
   stepping_processes: 2
   max_agents: 1000

@@ -246,6 +246,39 @@ def test_an_invalid_address_is_refused(address: str, text: str) -> None:
     assert text in only_problem(f"behaviors: {{A: }}\npipeline: {{address: '{address}'}}")
 
 
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ("websocket_address: 'tcp://127.0.0.1:0'", "with a port from 1 to 65535"),
+        ("websocket_address: 'unix:///tmp/x'", "expected tcp://HOST:PORT"),
+        ("websocket_address: 'ws://127.0.0.1:5010'", "expected tcp://HOST:PORT"),
+        ("address: 'tcp://127.0.0.1:5010', websocket_address: 'tcp://127.0.0.1:5010'", "choose another port"),
+        ("address: 'tcp://[::1]:5009', websocket_address: 'tcp://[::1]:5010', stepping_processes: 2", "another port"),
+        ("websocket_origins: ['http://localhost']", "got websocket_origins without websocket_address"),
+        ("encrypt: false, websocket_address: 'tcp://0.0.0.0:5010'", "got encrypt: false with address"),
+        *(
+            (f"websocket_address: 'tcp://127.0.0.1:1', websocket_origins: ['{origin}']", f"got '{origin}'; expected")
+            for origin in (
+                "*",
+                "null",
+                "http://localhost:8000/",
+                "http://LOCALHOST",
+                "localhost:8000",
+                "http://*.x.org",
+            )
+        ),
+    ],
+)
+def test_an_invalid_websocket_listener_is_refused(keys: str, text: str) -> None:
+    assert text in only_problem(f"behaviors: {{A: }}\npipeline: {{{keys}}}")
+
+
+def test_each_stepping_process_listens_for_websockets_at_a_port_of_its_own() -> None:
+    text = "behaviors: {A: }\npipeline: {stepping_processes: 2, websocket_address: 'tcp://[::1]:5010'}"
+    pipeline = loaded(text).settings.pipeline
+    assert [pipeline.websocket_of(index) for index in range(2)] == ["tcp://[::1]:5010", "tcp://[::1]:5011"]
+
+
 def test_a_heartbeat_must_be_shorter_than_the_timeout() -> None:
     line = only_problem("behaviors: {A: }\npipeline:\n  heartbeat_s: 60\n")
     assert line.startswith("run.yaml:3: pipeline.heartbeat_s: got heartbeat_s 60 with simulator_timeout_s 60")
