@@ -1,5 +1,7 @@
 """Runs a foreign simulator under test as a process, and holds one connection to it, without threads."""
 
+from __future__ import annotations
+
 import contextlib
 import math
 import os
@@ -13,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
 from sparring.pipeline.compliance.steps import Finding, explained, failed
-from sparring.pipeline.errors import CodecError, ProtocolError
+from sparring.pipeline.errors import CodecError, ExplainedError, ProtocolError
 from sparring.pipeline.messages.codec import SIMULATORS, FrameReader, to_bytes
 from sparring.pipeline.messages.conversation import Conversation
 from sparring.pipeline.messages.simulator import Bye, Fault, Ping, Pong, SimulatorMessage
@@ -45,7 +47,7 @@ class SimulatorProcess:
     """Runs a simulator as a process, and accepts its connections.
 
     Args:
-        address: to which it connects.
+        address: to which it connects; with `ws://`, over a WebSocket.
         listener: bound to that address.
         command: program and arguments; empty for a simulator that connects by itself.
         environment: variables in addition to this process's own and SPARRING_ADDRESS.
@@ -74,7 +76,7 @@ class SimulatorProcess:
                 start_new_session=True,
             )
 
-    def accept(self, timeout_s: float | None) -> socket.socket:
+    def accept(self, timeout_s: float | None) -> socket.socket | WebSocketConnection:
         """Returns the simulator's next connection.
 
         Raises:
@@ -90,7 +92,8 @@ class SimulatorProcess:
                 remedy = "connect a stream socket there at the start; read its output, or raise --timeout"
                 raise ConversationStopped(failed(got, "a connection to the address in SPARRING_ADDRESS", remedy))
             how = self.ended(0)
-        return self._listener.accept()[0]
+        connected = self._listener.accept()[0]
+        return WebSocketConnection(connected) if self.address.startswith("ws:") else connected
 
     def ended(self, timeout_s: float) -> str | None:
         """Returns how the process has ended, "" for in order; None where it still runs after `timeout_s`."""
@@ -131,6 +134,49 @@ class SimulatorProcess:
             self._listener.accept()[0].close()
 
 
+class WebSocketConnection:
+    """Has the methods of a socket that `TrialConnection` uses, over a WebSocket of any origin."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        from sparring.pipeline.messages.websocket import WebSocket  # it needs the extra `websocket`
+
+        self._socket = connected
+        self._websocket = WebSocket(None, SIMULATORS.total)
+        self._deadline = 0.0
+
+    def settimeout(self, seconds: float) -> None:
+        """Sets the time for the next call."""
+        self._deadline = time.monotonic() + seconds
+        self._socket.settimeout(seconds)
+
+    def recv(self, size: int) -> bytes:
+        """Returns whole messages; b"" once the connection is closed.
+
+        Raises:
+            OSError: they did not come in time, or what came is no WebSocket.
+        """
+        messages = b""
+        while not (messages or self._websocket.is_closed):
+            self._socket.settimeout(max(self._deadline - time.monotonic(), 0.001))
+            if not (data := self._socket.recv(size)):
+                break
+            try:
+                messages = self._websocket.receive(data)
+            except ExplainedError as error:
+                raise OSError(str(error)) from error
+            finally:
+                self._socket.sendall(self._websocket.to_send())
+        return messages
+
+    def sendall(self, message: bytes) -> None:
+        """Sends one message. Raises OSError if the connection is closed."""
+        self._socket.sendall(self._websocket.wrap(message))
+
+    def close(self) -> None:
+        """Closes the connection without a Close frame, as a broken one."""
+        self._socket.close()
+
+
 class SilenceTimeout(ConversationStopped):
     """Reports that no message came in time; the connection is still open."""
 
@@ -138,7 +184,7 @@ class SilenceTimeout(ConversationStopped):
 class TrialConnection:
     """Represents one connection of the simulator on the trainer's side."""
 
-    def __init__(self, connected: socket.socket, timeout_s: float) -> None:
+    def __init__(self, connected: socket.socket | WebSocketConnection, timeout_s: float) -> None:
         self._socket = connected
         self._timeout_s = timeout_s
         self._reader = FrameReader(SIMULATORS)

@@ -7,6 +7,7 @@
 
 import argparse
 import dataclasses
+import importlib.util
 import shutil
 import socket
 import sys
@@ -14,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from sparring.pipeline.compliance.peer import SimulatorProcess
 from sparring.pipeline.compliance.rules import Verdict, examine
-from sparring.pipeline.errors import FAILED, SettingsError
+from sparring.pipeline.errors import FAILED, SettingsError, install_command
 from sparring.pipeline.monitoring.logs import printable
 from sparring.services.commands.runs import add_json, check_positive, print_json
 from sparring.services.process.lifeline import PIPE_VARIABLE
@@ -24,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
     parser.add_argument("--episodes", type=int, default=3, metavar="N", help="ended episodes to play for (default 3)")
     parser.add_argument("--timeout", type=float, default=10.0, metavar="S", help="seconds for each answer (default 10)")
+    parser.add_argument("--websocket", action="store_true", help="the simulator connects with a WebSocket (ws://)")
     add_json(parser)
     parser.add_argument(
         "command",
@@ -45,8 +47,13 @@ def run(args: argparse.Namespace) -> int:
     check_positive(args, "episodes", "timeout")
     if shutil.which(command[0]) is None:
         raise SettingsError(f"got {command[0]!r}, which is no program; expected a simulator's; correct the command")
+    if args.websocket and importlib.util.find_spec("websockets") is None:
+        raise SettingsError(
+            "got --websocket without the library websockets; expected it to be installed; try: "
+            + install_command("websocket")
+        )
     listener = socket.create_server(("127.0.0.1", 0))
-    address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+    address = f"{'ws' if args.websocket else 'tcp'}://127.0.0.1:{listener.getsockname()[1]}"
     host = simulator_process(address, listener, [part.replace("{address}", address) for part in command], {})
     try:
         verdicts = examine(host, episodes=args.episodes, timeout_s=args.timeout)
