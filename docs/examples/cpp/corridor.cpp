@@ -92,7 +92,8 @@ int main(int count, char** words) {
     Corridor corridor(8);
     try {
         const sparring::Result result = sparring::run(corridor, options);
-        std::cout << "ended: " << result.reason << "\n";
+        const auto steps = result.steps.find("Corridor");
+        std::cout << "ended after " << (steps == result.steps.end() ? 0 : steps->second) << " steps: " << result.reason << "\n";
         return 0;
     } catch (const sparring::Error& error) {
         std::cerr << error.what() << "\n";

@@ -943,7 +943,8 @@ public:
         begun_ = false;
         for (;;) {
             try {
-                return {steps_, converse(deadline)};
+                const std::string reason = converse(deadline);
+                return {steps_, reason};
             } catch (const StopRequested&) {
                 return {steps_, end("stopped")};
             } catch (const LinkLost& broken) {
