@@ -14,6 +14,7 @@ import anyio.to_thread
 import msgpack
 import numpy as np
 import pytest
+from websockets.sync.client import connect as sync_connect
 
 from sparring.pipeline.errors import CodecError
 from sparring.pipeline.messages.codec import FrameReader, from_bytes, to_bytes
@@ -142,3 +143,25 @@ def listener_on_loopback() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(20)
         yield listener
+
+
+@pytest.mark.parametrize("certificate", ["arcade", ""])
+async def test_a_websocket_beyond_loopback_is_encrypted_and_needs_a_certificate_or_the_token(
+    keys: Path, certificate: str
+) -> None:
+    async with guarded_endpoint(keys) as guarded:
+        guarded.endpoint.accept_websockets()
+        port = guarded.address[1]
+
+        def converse() -> tuple[str, str]:
+            """Returns the types of the answers to Hello without and with a credential."""
+            found = []
+            for name, credential in (("", ""), (certificate, "" if certificate else token(keys))):
+                context = client_tls(keys, name)
+                with sync_connect(f"wss://127.0.0.1:{port}", ssl=context, compression=None) as socket:
+                    socket.send(to_bytes(hello(credential=credential)))
+                    found.append(type(from_bytes(socket.recv(timeout=20))).__name__)
+            return found[0], found[1]
+
+        assert await anyio.to_thread.run_sync(converse) == ("Fault", "Welcome")
+        assert b"HTTP" not in await guarded.exchange(None, b"GET / HTTP/1.1\r\n\r\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.settings import no_device, parse_settings
+from sparring.pipeline.settings import no_device, not_here, parse_settings
 from sparring.services.main import main as sparring
 
 
@@ -200,3 +201,14 @@ def test_a_run_on_a_missing_device_is_refused_before_it_starts(
     assert "torch_settings.device 'cuda:77', which PyTorch" in error
     assert "leave torch_settings.device out" in error
     assert not results.exists()
+
+
+def test_a_websocket_address_without_its_library_cannot_run_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "behaviors: {A: }\npipeline: {websocket_address: 'tcp://127.0.0.1:5010'}"
+    settings = parse_settings(text, "run.yaml").settings
+    assert not_here(settings) == []
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    (line,) = not_here(settings)
+    assert line.startswith(
+        "pipeline.websocket_address: the library websockets, which is not installed: try pip install"
+    )
