@@ -52,8 +52,8 @@ class ThreadHost(SimulatorProcess):
         self.stop()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._failed = False
-        address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._run, args=(address,))
+        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._run, args=(self.address,))
         self._thread.start()
 
     def ended(self, timeout_s: float) -> str | None:
