@@ -37,6 +37,9 @@ def test_example_trains(tmp_path: Path, commands: Path, file: Path) -> None:
         assert (tmp_path / "lamps.gif").read_bytes().startswith(b"GIF89a")
     if file.parent.name == "own_signal":
         assert _statistics(folder) >= {"Losses/Surprise Loss", "Policy/Surprise Reward"}
+    if file.parent.name == "own_opponent":
+        matches = [json.loads(line) for line in (folder / "matches.jsonl").read_text().splitlines()]
+        assert any("@" in player for match in matches for player in match["players"].values())  # a snapshot
     if file.parent in PACKAGES:  # what is trained acts and is exported through the same doors
         run(tmp_path, sparring, "export", str(folder), "--format", "torchscript", "--out", "out")
         assert list((tmp_path / "out").rglob("*.pt"))
