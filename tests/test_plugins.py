@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sparring.pipeline import plugins
-from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.coordination.opponents import Side, sample_opponent
+from sparring.pipeline.coordination.settings import Candidate, SelfPlaySettings
+from sparring.pipeline.errors import CheckpointError, ServiceError, SettingsError
+from sparring.pipeline.export.checkpoints import export, load_onnx
+from sparring.pipeline.export.layout import trained_policy
 from sparring.pipeline.games.registry import make, names
+from sparring.pipeline.learning.learner import Learner
+from sparring.pipeline.networks.settings import NetworkSettings
+from sparring.pipeline.settings import Settings
+from sparring.pipeline.settings.load import parse_settings
+from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
+from sparring.pipeline.stepping.policies import NetworkPolicy
 
 GAME = """
 from sparring.pipeline.games.goal import Goal
@@ -39,13 +51,13 @@ def forget() -> None:
         cached.cache_clear()
 
 
-def install(site: Path, package: str, entries: str, code: str = GAME) -> None:
+def install(site: Path, package: str, entries: str, code: str = GAME, group: str = "simulators") -> None:
     """Puts a package with entry points there, as an installer does."""
     (site / f"{package}.py").write_text(code)
     folder = site / f"{package}-1.2.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.2\n")
-    (folder / "entry_points.txt").write_text(f"[sparring.simulators]\n{entries}\n")
+    (folder / "entry_points.txt").write_text(f"[sparring.{group}]\n{entries}\n")
     forget()
 
 
@@ -96,3 +108,172 @@ def test_simulator_of_a_package_is_checked_and_tried_by_the_commands(site: Path)
     assert run("check", str(config))[0] == 0
     status, text = run("try", "corridor", "--option", "length=4")
     assert status == 0, text
+
+
+# ---------------------------------------------------------------- trainers
+
+SQUASHED = """
+import numpy as np
+import torch
+from sparring.pipeline.learning.actor_critic import ActorCritic
+from sparring.pipeline.learning.algorithm import Algorithm
+from sparring.pipeline.learning.settings import TrainerHyperparameters
+from sparring.pipeline.networks.actor import Actor
+
+class SquashedGaussian:
+    def sample(self, head, masks, source, deterministic=False):
+        means, log_sigmas = np.split(head, 2, 1)
+        noise = 0.0 if deterministic else source.standard_normal(means.shape, np.float32)
+        raw = np.tanh(means + noise * np.exp(log_sigmas))
+        return raw, np.zeros((len(head), 0), np.int32), np.zeros(len(head), np.float32)
+
+class SquashedActor(Actor):
+    @staticmethod
+    def gains(actions, settings):
+        return [1.0] * 2 * actions.continuous
+
+    def sampler(self):
+        return SquashedGaussian()
+
+    def executed(self, continuous):
+        return continuous
+
+    def continuous(self, head, *, sampled):
+        means, log_sigmas = head.chunk(2, 1)
+        return (means + torch.randn_like(means) * log_sigmas.exp() if sampled else means).tanh()
+
+    def continuous_onnx(self, graph, head, *, sampled, output=""):
+        count = self.actions.continuous
+        means = graph.slice(head, 0, count)
+        if sampled:
+            sigmas = graph.add("Exp", graph.slice(head, count, 2 * count))
+            means = graph.add("Add", means, graph.add("Mul", graph.add("RandomNormalLike", means), sigmas))
+        return graph.add("Tanh", means, output=output)
+
+class Untrained(Algorithm):
+    def __init__(self, parts, hyper):
+        actor = hyper.actor(parts.spec, parts.settings.network_settings, parts.generator)
+        self.networks = ActorCritic(actor, None, parts.settings)
+        self.optimizer, self.signals = parts.adam(self.networks.modules), parts.signals()
+
+    def update(self, batch, version, trained):
+        raise NotImplementedError
+
+class Squashed(TrainerHyperparameters):
+    tau: float = 0.005
+    has_limited_lag = False
+
+    def algorithm(self, parts):
+        return Untrained(parts, self)
+
+    @classmethod
+    def actor(cls, spec, settings, generator=None, values=0):
+        return SquashedActor(spec, settings, generator, values)
+
+    def step_budget(self, overlap):
+        return 7 + overlap
+"""
+SPEC = BehaviorSpec(observations=(ObservationSpec(name="seen", shape=(3,)),), actions=ActionSpec(continuous=2))
+CONFIG = "behaviors: {A: {trainer_type: squashed, hyperparameters: {tau: 0.01, buffer_size: 64}}}"
+
+
+def test_trainer_of_a_package_brings_its_section_actor_budget_and_export(site: Path, tmp_path: Path) -> None:
+    install(site, "squash", "squashed = squash:Squashed", SQUASHED, "trainers")
+    settings = parse_settings(CONFIG, "run.yaml").settings
+    behavior = settings.behaviors["A"]
+    assert settings.budget("A") == 8
+    assert behavior.hyperparameters.model_dump(exclude_unset=True) == {"tau": 0.01, "buffer_size": 64}
+    assert Settings.model_validate_json(json.dumps(settings.written)) == settings
+    with pytest.raises(SettingsError, match=r"run.yaml:1: .*tua'; expected one of .*did you mean tau"):
+        parse_settings(CONFIG.replace("tau", "tua"), "run.yaml")
+
+    learner = Learner("A", SPEC, behavior, seed=1)
+    policy = NetworkPolicy(SPEC, behavior.network_settings, np.random.default_rng(1), trainer="squashed")
+    policy.load(learner.weights())
+    seen = np.random.default_rng(2).standard_normal((64, 3), np.float32)
+    acted = policy.act((seen,), None)
+    assert np.abs(acted.executed).max() < 1
+    np.testing.assert_array_equal(acted.executed, acted.continuous)
+    checkpoint = learner.checkpoint()
+    for kind in ("onnx", "torchscript"):
+        export(checkpoint, [tmp_path / f"a.{kind}"], kind)  # compares it with the actor
+    likeliest = load_onnx((tmp_path / "a.onnx").read_bytes())({"obs_0": seen})["deterministic_continuous_actions"]
+    sharp = NetworkPolicy(SPEC, NetworkSettings(deterministic=True), np.random.default_rng(1), trainer="squashed")
+    sharp.load(learner.weights())
+    np.testing.assert_allclose(likeliest, sharp.act((seen,), None).executed, atol=1e-6)
+
+    other = Learner("A", SPEC, parse_settings("behaviors: {A: {}}", "run.yaml").settings.behaviors["A"], seed=1)
+    with pytest.raises(CheckpointError, match="'trainer': 'squashed'"):
+        other.restore(checkpoint)
+
+
+def test_checkpoint_of_a_trainer_that_is_not_installed_names_it(site: Path) -> None:
+    install(site, "squash", "squashed = squash:Squashed", SQUASHED, "trainers")
+    checkpoint = Learner("A", SPEC, parse_settings(CONFIG, "run.yaml").settings.behaviors["A"], seed=1).checkpoint()
+    (site / "squash-1.2.dist-info" / "entry_points.txt").unlink()
+    forget()
+    with pytest.raises(SettingsError, match=r"got 'squashed'; expected one of bc, poca, ppo; .*sparring.trainers"):
+        trained_policy(checkpoint)
+
+
+# ---------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize(
+    ("group", "text"),
+    [
+        ("trainers", "{trainer_type: bad}"),
+        ("reward_signals", "{reward_signals: {bad: {}}}"),
+        ("encoders", "{network_settings: {vis_encode_type: bad}}"),
+        ("encoders", "{network_settings: {encoders: {eye: bad}}}"),
+        ("opponents", "{self_play: {opponent_sampling: {type: bad}}}"),
+    ],
+)
+def test_broken_package_is_named_where_it_is_used_and_harmless_elsewhere(site: Path, group: str, text: str) -> None:
+    install(site, "broken", "bad = broken:Bad", "import nothing_of_this_name", group)
+    parse_settings("behaviors: {A: {}}", "run.yaml")
+    with pytest.raises(SettingsError, match="unknown key"):
+        parse_settings("behaviors: {A: {maximal_steps: 5}}", "run.yaml")
+    with pytest.raises(
+        SettingsError, match=r"run.yaml:1: .*the package broken 1.2, whose broken:Bad cannot be imported"
+    ):
+        parse_settings(f"behaviors: {{A: {text}}}", "run.yaml")
+
+
+SAMPLINGS = """
+from sparring.pipeline.coordination.settings import OpponentSampling
+
+class Short(OpponentSampling):
+    def weights(self, candidates):
+        return [1.0]
+
+class Negative(OpponentSampling):
+    def weights(self, candidates):
+        return [-1.0 for _ in candidates]
+
+class Raising(OpponentSampling):
+    def weights(self, candidates):
+        raise KeyError("x")
+
+class Newest(OpponentSampling):
+    def weights(self, candidates):
+        return [float(one is candidates[-1]) for one in candidates]
+"""
+
+
+def test_sampling_of_a_package_decides_and_a_failing_one_is_named(site: Path) -> None:
+    entries = "\n".join(f"{name.lower()} = samplings:{name}" for name in ("Short", "Negative", "Raising", "Newest"))
+    install(site, "samplings", entries, SAMPLINGS, "opponents")
+    behavior_id = BehaviorId(name="A", team=1)
+
+    def sampled(kind: str) -> int:
+        rules = SelfPlaySettings.model_validate({"opponent_sampling": kind, "play_against_latest_model_ratio": 0.0})
+        side = Side(rules, max_steps=100, version=9, window=[2, 4, 6])
+        return sample_opponent((1, 2), behavior_id, side, lambda version: Candidate(version, 0.5, 1))
+
+    assert sampled("newest") == 6
+    for kind, got in (("short", r"\[1.0\]"), ("negative", "-1.0"), ("raising", "KeyError: 'x'")):
+        with pytest.raises(
+            ServiceError, match=rf"got .*{got}.* from opponent_sampling {kind} of the package samplings"
+        ):
+            sampled(kind)

@@ -35,6 +35,20 @@ Choices = tuple[Floats, NDArray[np.int32], Floats]
 """Continuous [B, C] raw samples, discrete [B, D] choices, [B] log-probability of both together."""
 
 
+class Sampler(Protocol):
+    """Samples actions."""
+
+    def sample(self, head: Floats, masks: Flags | None, source: Source, deterministic: bool = False) -> Choices:
+        """Chooses an action per row.
+
+        Args:
+            head: [B, H] outputs of the body.
+            masks: [B, K] True = forbidden; None allows everything.
+            source: random source.
+            deterministic: take the most likely action.
+        """
+
+
 class OnnxGraph(Protocol):
     """Collects the nodes of an ONNX model; results are known by name."""
 
@@ -112,8 +126,8 @@ class Critic(_EncodedBody):
 class Actor(_EncodedBody):
     """Implements a policy: encoder, body, and one head of means and logits, with a separate log sigma.
 
-    A trainer with another distribution derives from it: `gains` for the outputs of the body, `continuous` and
-    `continuous_onnx` for what is made from them, and `frozen` for acting.
+    A trainer with another distribution derives from it: `gains` for the outputs of the body, of which the logits of the
+    branches are last, `sampler` and `executed` for acting, `continuous` and `continuous_onnx` for exported models.
 
     Args:
         spec: observations and actions of the behavior.
@@ -149,6 +163,14 @@ class Actor(_EncodedBody):
     def device(self) -> torch.device:
         """Returns the device of the parameters and inputs; the statistics of observations may be elsewhere."""
         return self.log_sigma.device
+
+    def sampler(self) -> Sampler:
+        """Returns what samples actions from the outputs of the body, with a copy of the present weights."""
+        return ActionSampler(self.actions, back(self.log_sigma.detach()))
+
+    def executed(self, continuous: Floats) -> Floats:
+        """Returns actions [B, C] as simulators receive them, from raw samples."""
+        return to_environment(continuous, self.action_limit)
 
     def continuous(self, head_BH: Tensor, *, sampled: bool) -> Tensor:
         """Returns continuous actions [B, C] as simulators receive them, sampled or the most likely ones.
@@ -206,6 +228,7 @@ class InferenceActor:
     Attributes:
         carried: numbers that an agent carries from one decision to the next: a memory [M], its previous action [P],
             both, or none.
+        executed: returns actions as simulators receive them, from raw samples.
     """
 
     def __init__(self, actor: Actor) -> None:
@@ -217,11 +240,8 @@ class InferenceActor:
         body = actor.body
         self._infer = None if isinstance(body, Recurrent) else body.frozen(actor.outputs)
         self._step = body.frozen(actor.outputs) if isinstance(body, Recurrent) else None
-        self._sampler = ActionSampler(actor.actions, back(actor.log_sigma.detach()))
-
-    def executed(self, continuous: Floats) -> Floats:
-        """Returns actions [B, C] as simulators receive them, from raw samples."""
-        return to_environment(continuous, self._limit)
+        self._sampler = actor.sampler()
+        self.executed = actor.executed
 
     def act(
         self,
