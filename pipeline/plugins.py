@@ -27,6 +27,8 @@ ENCODERS: Final = "sparring.encoders"
 """Subclasses of `sparring.pipeline.networks.settings.EncoderSettings`, by `vis_encode_type` or `encoders.*.type`."""
 OPPONENTS: Final = "sparring.opponents"
 """Subclasses of `sparring.pipeline.coordination.settings.OpponentSampling`, by `opponent_sampling`."""
+WRITERS: Final = "sparring.writers"
+"""Subclasses of `sparring.pipeline.monitoring.writers.Writer`."""
 _OWN: Final = "sparring"
 
 

@@ -28,6 +28,7 @@ COMMANDS: Final = {
     "doctor": "show what this machine lacks for a run",
     "simulator": "run a built-in simulator or a bridge",
     "service": "run one service of a run alone",
+    "writer": "run one writer of a run alone",
     "compliance": "check a foreign simulator against the protocol",
 }
 

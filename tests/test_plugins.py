@@ -25,6 +25,7 @@ from sparring.pipeline.settings import Settings
 from sparring.pipeline.settings.load import parse_settings
 from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
 from sparring.pipeline.stepping.policies import NetworkPolicy
+from tests import plugin_packages
 
 GAME = """
 from sparring.pipeline.games.goal import Goal
@@ -53,11 +54,7 @@ def forget() -> None:
 
 def install(site: Path, package: str, entries: str, code: str = GAME, group: str = "simulators") -> None:
     """Puts a package with entry points there, as an installer does."""
-    (site / f"{package}.py").write_text(code)
-    folder = site / f"{package}-1.2.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.2\n")
-    (folder / "entry_points.txt").write_text(f"[sparring.{group}]\n{entries}\n")
+    plugin_packages.install(site, package, f"sparring.{group}", entries, code)
     forget()
 
 

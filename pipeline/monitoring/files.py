@@ -7,7 +7,6 @@ can continue to write to it.
 
 import json
 import os
-import platform
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -15,7 +14,7 @@ from typing import Final
 import pydantic_core
 
 from sparring.pipeline.files import Json, append, write_atomically
-from sparring.pipeline.monitoring import curves, events
+from sparring.pipeline.monitoring import curves
 
 _BLOCK: Final = 512
 """Bytes of a block that `st_blocks` counts."""
@@ -30,15 +29,12 @@ class RunFiles:
 
     Args:
         folder: existing folder of the run.
-        time_s: seconds since the epoch at which this monitor started.
         most_bytes: size at which `services.jsonl` and `metrics.jsonl` are rotated.
         kept: number of rotated files of each that are kept.
     """
 
-    def __init__(self, folder: Path, time_s: float, most_bytes: int = 16 * 2**20, kept: int = 3) -> None:
+    def __init__(self, folder: Path, most_bytes: int = 16 * 2**20, kept: int = 3) -> None:
         self._folder = folder
-        self._events_name = f"events.out.tfevents.{int(time_s):010d}.{platform.node()}.{os.getpid()}"
-        self._steps: dict[str, int] = {}
         self.services = RotatingFile(folder / "services.jsonl", most_bytes, kept)
         self.intervals = RotatingFile(folder / "metrics.jsonl", most_bytes, kept)
         with self.intervals.path.open("ab+") as file:
@@ -46,18 +42,6 @@ class RunFiles:
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":  # an earlier monitor was killed within a line
                     file.write(b"\n")
-
-    def add_events(self, folder: str, values: Mapping[str, float], step: int, time_s: float) -> None:
-        """Appends an event to this monitor's TensorBoard file in a behavior's folder of the run."""
-        path = self._folder / folder / self._events_name
-        data = events.event(values, step, time_s)
-        if step < self._steps.get(folder, step + 1):
-            data = events.restart(step, time_s) + data
-        if folder not in self._steps:
-            path.parent.mkdir(exist_ok=True)
-            data = events.opening(time_s) + data
-        append(path, data)
-        self._steps[folder] = step
 
     def replace(self, name: str, data: bytes) -> None:
         """Replaces a file so that a reader sees the old or the new content, never a part."""

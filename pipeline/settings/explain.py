@@ -18,6 +18,7 @@ from sparring.pipeline.networks.settings import EncoderSettings
 from sparring.pipeline.settings.conflicts import Conflict, conflicts
 from sparring.pipeline.settings.document import Entry, Path, Problem
 from sparring.pipeline.settings.model import Settings
+from sparring.pipeline.settings.writers import PLUGINS, section_model
 
 _RANGE: Final = "write a value within that range"
 _NUMBER: Final = "write a plain one"
@@ -63,7 +64,7 @@ def validate(root: Entry) -> tuple[Settings | None, list[Problem]]:
     removed: list[Path] = []
     while True:
         try:
-            settings = Settings.model_validate(_without(root, frozenset(removed)))
+            settings = Settings.model_validate(_without(root, frozenset(removed)), context=PLUGINS)
         except ValidationError as error:
             findings = list(_findings(root, error))
         else:
@@ -214,7 +215,16 @@ def known_keys(path: Path) -> list[str]:
     """Returns the valid keys of the mapping at `path`; none if any key is valid."""
     if path[:1] == ("default_settings",):  # whose keys are those of a behavior
         path = ("behaviors", "", *path[1:])
-    return list(dict.fromkeys(key for section, key in all_keys() if _is_at(path, section)))
+    return list(dict.fromkeys(key for section, key in (*all_keys(), *_writer_keys(path)) if _is_at(path, section)))
+
+
+def _writer_keys(path: Path) -> Iterator[tuple[str, str]]:
+    """Yields (section, key) of writers: their names, and the keys that the package of the one in `path` brings."""
+    if path == ("writers",):
+        yield from (("writers", name) for name in plugins.names(plugins.WRITERS))
+    if path[:1] == ("writers",) and len(path) > 1 and (model := section_model(str(path[1]))):
+        sections = _sections(model, f"writers.{path[1]}")
+        yield from ((section, key) for section, one in sections for key in one.model_fields)
 
 
 def _is_at(path: Path, section: str) -> bool:

@@ -18,6 +18,7 @@ from sparring.pipeline.queues.endpoints import is_tcp
 from sparring.pipeline.settings.parameters import EnvironmentParameter
 from sparring.pipeline.settings.placement import PlacementSettings
 from sparring.pipeline.settings.simulators import Option, SimulatorSettings
+from sparring.pipeline.settings.writers import check_writers
 from sparring.pipeline.stepping.settings import SteppingSettings
 
 # ---------------------------------------------------------------- sections, ML-Agents' with its keys and defaults
@@ -208,6 +209,21 @@ class LogSettings(StrictSettings):
         return round(self.size_mb * 1e6)
 
 
+class WriterLimits(StrictSettings):
+    """Limits what a writer may take (`writers`).
+
+    Attributes:
+        timeout_s: seconds that it may take for an event, or after the end of the run; longer is a hang.
+        backlog: events of a file that it may be behind before the oldest are left out.
+        failures: events in a row at which it may raise, and restarts within `restarts.period_s`, before it is left
+            alone for `restarts.period_s`.
+    """
+
+    timeout_s: float = Field(default=60.0, gt=0)
+    backlog: int = Field(default=10_000, ge=1)
+    failures: int = Field(default=5, ge=1)
+
+
 class ThreadSettings(StrictSettings):
     """Configures the torch threads of each process.
 
@@ -231,6 +247,7 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
         stalls: limits of stalls.
         logs: limits of logs, of simulators' output, of `services.jsonl` and `metrics.jsonl`.
         restarts: limits of restarts of failed services.
+        writer_limits: limits of writers.
         assembly: one process for all stepping processes, or one for each.
         ranks: processes of each learner, which share the rows of its minibatches.
         torch_threads: torch threads of each process.
@@ -256,6 +273,7 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
     stalls: StallSettings = StallSettings()
     logs: LogSettings = LogSettings()
     restarts: RestartSettings = RestartSettings()
+    writer_limits: WriterLimits = WriterLimits()
     assembly: Literal["one", "per stepping"] = "one"
     ranks: int = Field(default=1, ge=1)
     torch_threads: ThreadSettings = ThreadSettings()
@@ -311,6 +329,7 @@ class Settings(StrictSettings):
         torch_settings: section of ML-Agents.
         debug: log more.
         simulators: simulators to launch; see `launched` if it is empty.
+        writers: sections of writers by name, as JSON data, or false for none of this name.
         pipeline: settings of the services.
     """
 
@@ -323,7 +342,15 @@ class Settings(StrictSettings):
     torch_settings: TorchSettings = TorchSettings()
     debug: bool = False
     simulators: tuple[SimulatorSettings, ...] = ()
+    writers: dict[str, Json] = Field(default={})
     pipeline: PipelineSettings = PipelineSettings()
+
+    _writer_sections = field_validator("writers")(check_writers)
+
+    @property
+    def active_writers(self) -> dict[str, dict[str, Json]]:
+        """Returns the sections of the writers that run, by name; TensorBoard is one of them unless it is false."""
+        return {name: one for name, one in {"tensorboard": {}, **self.writers}.items() if one is not False}
 
     @property
     def threaded(self) -> dict[str, bool]:

@@ -12,6 +12,7 @@ from sparring.pipeline.bridges.unity.build import find_build
 from sparring.pipeline.errors import SettingsError, install_command
 from sparring.pipeline.networks.settings import NetworkSettings, Unsupported
 from sparring.pipeline.settings.model import Settings
+from sparring.pipeline.settings.writers import unusable
 
 _BY_HAND: Final = {
     "unity": ("the Unity editor: press Play when asked to", 5004),
@@ -29,6 +30,8 @@ def without_effect(settings: Settings) -> Iterator[str]:
             yield "engine_settings: belong to Unity players"
         if ignored := sorted(settings.env_settings.model_fields_set - {"seed", "env_path"}):
             yield f"env_settings.{', '.join(ignored)}: belong to Unity players; see simulators and pipeline"
+    for name in settings.active_writers:
+        yield from (f"writers.{name}: {problem}" for problem in unusable(name))
     if settings.debug:
         yield "debug: the files in logs/ always hold everything"
     for section, behavior in settings.sections.items():

@@ -14,14 +14,14 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, TypedDict, Unpack
 
 from sparring.pipeline.errors import BAD_INPUT, SettingsError, SparringError
 from sparring.pipeline.files import Json
-from sparring.services.api.events import Event, EventFiles, EventKind, Identity, identity_of, present
+from sparring.pipeline.monitoring.events import Event, EventFiles, EventKind, Identity, identity_of, present
 from sparring.services.process.hosting import SPARRING
 
 Callback = Callable[["Event"], object]
@@ -107,24 +107,24 @@ class Run:
 
     def __iter__(self) -> Iterator[Event]:
         """Yields each event, and waits for the next one."""
-        with closing(EventFiles(self.folder, self._former)) as files:
-            while (ended := self._process.poll()) is None:
-                yield from files.events()
-                time.sleep(_POLL_S)
+        files = EventFiles(self.folder, self._former)
+        while (ended := self._process.poll()) is None:
             yield from files.events()
+            time.sleep(_POLL_S)
+        yield from files.events()
         yield self._end(ended)
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         """Does the same without blocking the event loop, asyncio's or trio's."""
         import anyio
 
-        with closing(EventFiles(self.folder, self._former)) as files:
-            while (ended := self._process.poll()) is None:
-                for event in files.events():
-                    yield event
-                await anyio.sleep(_POLL_S)
+        files = EventFiles(self.folder, self._former)
+        while (ended := self._process.poll()) is None:
             for event in files.events():
                 yield event
+            await anyio.sleep(_POLL_S)
+        for event in files.events():
+            yield event
         yield self._end(ended)
 
     def wait(self, timeout_s: float | None = None) -> RunResult:

@@ -50,7 +50,7 @@ from sparring.services.process.hosting import SPARRING, HostedService
 from sparring.services.process.runtime import SUPERVISOR
 from sparring.services.supervision.hosts import Host, Plan, Processes
 from sparring.services.supervision.ports import Ports, endpoint
-from sparring.services.supervision.topology import RUN_FILE, SimulatorPlan, Topology, simulator_plans
+from sparring.services.supervision.topology import RUN_FILE, ServicePlan, SimulatorPlan, Topology, simulator_plans
 
 CALL_S: Final = 10.0
 """Seconds for an answer of an agent."""
@@ -552,6 +552,7 @@ class ClusterHost:
             command = ["sparring", *plan.command[len(SPARRING) :]] if own else list(plan.command)
             environment = {**plan.environment, "SPARRING_LOGS": f"{agent.folder}/run_logs"}
         else:
+            assert isinstance(plan, ServicePlan), "writers run here"
             command = ["sparring", "service", plan.name, "--run", agent.folder, "--start", incarnation]
             command += ["--first"] if first else []
             environment = {"OMP_NUM_THREADS": str(plan.threads or 1)}

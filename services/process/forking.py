@@ -33,6 +33,7 @@ from sparring.services.process.lifeline import adopt_orphans, end_at_close, resu
 
 MODULES: Final = (
     "sparring.services.commands.service",
+    "sparring.services.commands.writer",
     *(f"sparring.services.stages.{name}" for name in ("stepping", "assembly", "coordination", "learning", "monitor")),
 )
 """What every service of a run imports."""

@@ -10,7 +10,7 @@
 Files: `metrics.jsonl` (a line per interval and behavior) and `services.jsonl` (a line per service every 30 s), of which
 rotation deletes the oldest lines; `status.json` (the state of the run, every second), `metrics.prom` (for Prometheus,
 which may also ask for its content by HTTP),
-`BEHAVIOR/events.out.tfevents.*` (for TensorBoard), and at the end `curves.png`.
+and at the end `curves.png`. Writers pass on what is in `metrics.jsonl`, each in a process of its own.
 
 No service waits for the monitor: training continues when it dies. It saves its sums in `monitor.json` every second,
 from which its next incarnation continues.
@@ -27,7 +27,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from sparring.pipeline.files import Json
 from sparring.pipeline.messages.channels import METRICS
-from sparring.pipeline.monitoring import console, events, logs
+from sparring.pipeline.monitoring import console, logs
 from sparring.pipeline.monitoring.console import Display
 from sparring.pipeline.monitoring.files import RunFiles, to_json
 from sparring.pipeline.monitoring.intervals import Interval, Intervals, IntervalStart, Pace
@@ -143,7 +143,7 @@ class MonitorState:
         self._context = context
         self._subscriptions = subscriptions
         self._display = display
-        self._files = RunFiles(run.directory, context.wall_clock(), limits.logs.most_bytes, limits.logs.kept)
+        self._files = RunFiles(run.directory, limits.logs.most_bytes, limits.logs.kept)
         self._overview = Overview(training=run.playing is None)
         self._intervals = Intervals(self._overview, {}, {})
         self._paces: defaultdict[str, Pace] = defaultdict(Pace)
@@ -229,7 +229,6 @@ class MonitorState:
         interval = self._intervals.close(behavior, time_s)
         self._last[behavior], self._line_at_s[behavior] = interval, clock_s
         self._files.intervals.append(to_json(interval.plain()))
-        self._files.add_events(logs.file_name(behavior), events.scalars(interval), interval.step, time_s)
         self._display.line(console.line(interval))
 
     def _stuck(self) -> list[str]:

@@ -19,9 +19,9 @@ from sparring.pipeline.queues.zmq import ZmqTransport
 from sparring.services.process.hosting import HostedService, ProcessHost, Task
 from sparring.services.process.lifeline import CORES_VARIABLE
 from sparring.services.process.runtime import Context
-from sparring.services.supervision.topology import ServicePlan, SimulatorPlan, Topology
+from sparring.services.supervision.topology import ServicePlan, SimulatorPlan, Topology, WriterPlan
 
-Plan = ServicePlan | SimulatorPlan
+Plan = ServicePlan | SimulatorPlan | WriterPlan
 
 
 class Host(Protocol):
@@ -58,6 +58,9 @@ class Processes:
         if isinstance(plan, SimulatorPlan):
             cores = ",".join(map(str, self.topology.cores.get(plan.name, ())))
             return self.host.watched(plan.name, plan.command, {**plan.environment, CORES_VARIABLE: cores})
+        if isinstance(plan, WriterPlan):
+            arguments = ["writer", plan.writer, "--run", str(self.topology.run.directory), *self._cores(plan)]
+            return await self.host.forked(plan.name, arguments, {"OMP_NUM_THREADS": "1"})
         output = sys.stdout.buffer if plan.name == "monitor" else None
         return await self.host.forked(plan.name, *self._service(plan, incarnation, first=first), output)
 
@@ -65,9 +68,11 @@ class Processes:
         """Returns the arguments and variables of a service's process."""
         arguments = ["service", plan.name, "--run", str(self.topology.run.directory)]
         arguments += ["--start", incarnation, *(["--first"] if first else [])]
-        if cores := self.topology.cores.get(plan.name):
-            arguments += ["--cores", ",".join(map(str, cores))]
-        return arguments, {"OMP_NUM_THREADS": str(plan.threads or 1)}
+        return arguments + self._cores(plan), {"OMP_NUM_THREADS": str(plan.threads or 1)}
+
+    def _cores(self, plan: Plan) -> list[str]:
+        cores = self.topology.cores.get(plan.name)
+        return ["--cores", ",".join(map(str, cores))] if cores else []
 
 
 class HostElsewhere(Protocol):
@@ -110,8 +115,8 @@ class Tasks:
         return [name for name, task in self._started.items() if not task.ended.is_set()]
 
     async def start(self, plan: Plan, incarnation: str, *, first: bool) -> HostedService:
-        """Starts a service as a task, or a simulator as a process; raises as `Host.start`."""
-        if isinstance(plan, SimulatorPlan):
+        """Starts a service as a task, anything else as a process; raises as `Host.start`."""
+        if not isinstance(plan, ServicePlan):
             return await self.processes.start(plan, incarnation, first=first)
 
         async def work(stop: anyio.Event) -> None:

@@ -40,6 +40,7 @@ from sparring.services.supervision.exports import Exports
 from sparring.services.supervision.hosts import Host
 from sparring.services.supervision.topology import ServicePlan, Topology
 from sparring.services.supervision.watchdog import LOOK_S, Watchdog, relay
+from sparring.services.supervision.writers import Writers
 
 EXPORT_S = 60.0
 """The time for the exports of the last checkpoints."""
@@ -89,6 +90,7 @@ class Supervisor:
         self._teams: dict[str, set[int]] = {}  # by behavior name, teams of all simulators so far
         self._is_warned = False  # of self-play without opponents
         self._exports = Exports(host.topology, self.active.topics, self._log)
+        self._writers = Writers(self.active)
 
     async def supervise(self) -> Status:
         """Runs everything to its end, and writes the summary.
@@ -100,8 +102,9 @@ class Supervisor:
         async with anyio.create_task_group() as tasks:
             await tasks.start(self._follow_signals)
             await self._add_services(tasks, active.topology.services)
-            files = [run.directory / "logs" / f"{plan.name}.stderr" for plan in simulators]
-            tasks.start_soon(relay, files, self._log)
+            names = [plan.name for plan in simulators] + [plan.name for plan in active.topology.writers]
+            tasks.start_soon(relay, [run.directory / "logs" / f"{name}.stderr" for name in names], self._log)
+            tasks.start_soon(self._writers.run)
             tasks.start_soon(self._start_simulators, tasks)
             tasks.start_soon(self._exports.run)
             tasks.start_soon(follow, active.topics["coordination"], self._on_run_state)
@@ -121,8 +124,9 @@ class Supervisor:
                 await stop_in_order(active)
                 if active.status in ("completed", "stopped"):
                     await self._exports.finish(0.0 if active.hurried else EXPORT_S)
+                write_summary(active, active.clock() - began)
+                await self._writers.finish()
             tasks.cancel_scope.cancel()
-        write_summary(active, active.clock() - began)
         return active.status
 
     async def _start_simulators(self, tasks: TaskGroup) -> None:

@@ -4,6 +4,7 @@
                       ^  ^                        |  weights
                       |  '------------------------'
                       '-- coordination: allowances, from what all publish;      the monitor reads all topics
+                                                                                writers read the files of the monitor
 
 The same graph runs as processes over ZeroMQ and in one process over memory queues.
 """
@@ -25,6 +26,7 @@ from typing import Final
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.files import write_atomically
 from sparring.pipeline.messages.channels import steps_queue
+from sparring.pipeline.monitoring.logs import file_name
 from sparring.pipeline.security import token
 from sparring.pipeline.settings import Settings
 from sparring.services.process.encryption import keys_folder
@@ -89,6 +91,22 @@ class SimulatorPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WriterPlan:
+    """One writer to run, in a process of its own also where the services are tasks.
+
+    Attributes:
+        writer: its name in the configuration.
+    """
+
+    writer: str
+
+    @property
+    def name(self) -> str:
+        """Returns the name of its process, as "writer-tensorboard"."""
+        return f"writer-{file_name(self.writer)}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Topology:
     """Everything that a run consists of.
 
@@ -97,6 +115,7 @@ class Topology:
         endpoints: of queues ("segments:Ball") and topics ("topic:stepping-0").
         services: in the order of the flow.
         simulators: launched after the services.
+        writers: of the metrics, behind the monitor.
         origin: random text that identifies the run over all its sessions.
     """
 
@@ -104,6 +123,7 @@ class Topology:
     endpoints: Mapping[str, str]
     services: tuple[ServicePlan, ...]
     simulators: tuple[SimulatorPlan, ...]
+    writers: tuple[WriterPlan, ...] = ()
     origin: str = field(default_factory=lambda: secrets.token_hex(8))
 
     @property
@@ -116,8 +136,10 @@ class Topology:
         """Returns the CPU cores of this machine that a part may run on, by its name; others may run on all."""
         if self.run.clustered:  # the learners are elsewhere
             return {}
-        services, simulators = ([plan.name for plan in plans] for plans in (self.services, self.simulators))
-        return cores_beside_learners(self.run.settings, services, simulators, usable_cores())
+        services, simulators, writers = (
+            [plan.name for plan in plans] for plans in (self.services, self.simulators, self.writers)
+        )
+        return cores_beside_learners(self.run.settings, [*services, *writers], simulators, usable_cores())
 
     def with_behaviors(self, names: Sequence[str], ports: Ports) -> Topology:
         """Returns a topology with learners for further behaviors, and all that they need.
@@ -207,6 +229,7 @@ def build(
             endpoints=endpoints_of(_listeners(run, plans), ports),
             services=plans,
             simulators=tuple(simulators),
+            writers=writer_plans(run),
             origin=(origin_of(directory) if resumed else "") or secrets.token_hex(8),
         )
 
@@ -279,6 +302,12 @@ def service_plans(run: Run) -> tuple[ServicePlan, ...]:
         uses = {"stepping": threads.stepping, "learning": threads.learning}.get(stage, 0)
         plans.append(ServicePlan(name=name, stage=stage, threads=uses, niceness=_NICENESS.get(stage, 0)))
     return tuple(plans)
+
+
+def writer_plans(run: Run) -> tuple[WriterPlan, ...]:
+    """Returns the writers of a run; one that only plays has no others than TensorBoard."""
+    names = [name for name in run.settings.active_writers if run.playing is None or name == "tensorboard"]
+    return tuple(WriterPlan(writer=name) for name in names)
 
 
 def simulator_plans(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sparring.pipeline.errors import SettingsError, SparringError
-    from sparring.services.api.events import Event
+    from sparring.pipeline.monitoring.events import Event
     from sparring.services.api.measuring import evaluate, record, tournament
     from sparring.services.api.policies import Acted, Chosen, Policy, load
     from sparring.services.api.runs import Run, RunFailed, RunResult, start, train
@@ -45,7 +45,7 @@ _MODULES = {
     "sparring.pipeline.errors": ("SettingsError", "SparringError"),
     "sparring.services.api.measuring": ("evaluate", "record", "tournament"),
     "sparring.services.api.policies": ("Acted", "Chosen", "Policy", "load"),
-    "sparring.services.api.events": ("Event",),
+    "sparring.pipeline.monitoring.events": ("Event",),
     "sparring.services.api.runs": ("Run", "RunFailed", "RunResult", "start", "train"),
 }
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,6 @@ import yaml
 import sparring
 from sparring.pipeline.demonstrations.library import describe, read_any
 from sparring.pipeline.errors import ServiceError
-from sparring.services.api.events import Lines, present
 from sparring.services.api.runs import written
 
 GOAL: dict[str, Any] = {
@@ -37,61 +34,6 @@ GOAL: dict[str, Any] = {
     "pipeline": {"mode": "lockstep", "export": False},
 }
 ENDLESS = {"behaviors.Goal.max_steps": 10**9}
-
-
-class File:
-    """A file of a run that is written and rotated."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def write(self, *numbers: int, rest: str = "") -> None:
-        with self.path.open("a") as file:
-            file.writelines(f"{json.dumps({'n': number})}\n" for number in numbers)
-            file.write(rest)
-
-    def rotate(self) -> None:
-        for number in (2, 1):
-            with contextlib.suppress(FileNotFoundError):
-                Path(f"{self.path}.{number}").rename(f"{self.path}.{number + 1}")
-        self.path.rename(f"{self.path}.1")
-
-
-def numbers(lines: Lines) -> list[int]:
-    return [one["n"] for one in lines.new()]
-
-
-def test_lines_of_a_file_that_grows_and_is_rotated_are_read_once(tmp_path: Path) -> None:
-    file = File(tmp_path / "metrics.jsonl")
-    with closing(Lines(file.path, {})) as lines:
-        assert numbers(lines) == []
-        file.write(1, 2, rest='{"n"')
-        assert numbers(lines) == [1, 2]
-        file.write(rest=": 3}\n")
-        file.rotate()
-        assert numbers(lines) == [3]
-        file.write(4, 5)
-        assert numbers(lines) == [4, 5]
-        file.write(6)
-        file.rotate()
-        file.write(7)
-        assert numbers(lines) == [6, 7]
-        assert numbers(lines) == []
-
-
-def test_late_reader_begins_with_rotated_files_and_a_former_session_is_left_out(tmp_path: Path) -> None:
-    file = File(tmp_path / "metrics.jsonl")
-    file.write(1)
-    file.rotate()
-    file.write(2)
-    former = present(tmp_path)
-    file.write(3)
-    file.rotate()
-    file.write(4)
-    for known, expected in (({}, [1, 2, 3, 4]), (former, [3, 4])):
-        with closing(Lines(file.path, known)) as lines:
-            assert numbers(lines) == expected
-            assert numbers(lines) == []
 
 
 @pytest.mark.parametrize(

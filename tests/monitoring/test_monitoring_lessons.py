@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sparring.pipeline.monitoring import console, events
+from sparring.pipeline.monitoring import console
+from sparring.pipeline.monitoring.events import scalars
 from sparring.pipeline.monitoring.intervals import Interval, Intervals
 from sparring.pipeline.monitoring.overview import Overview
 from sparring.services.main import main
@@ -32,8 +33,8 @@ def interval_of(run: FakeRun) -> Interval:
 
 def test_lesson_number_has_the_name_of_ml_agents_in_tensorboard(fake_run: FakeRun) -> None:
     report_lessons(fake_run)
-    scalars = events.scalars(interval_of(fake_run))
-    assert {name: value for name, value in scalars.items() if "esson" in name} == {
+    found = scalars(interval_of(fake_run).plain())
+    assert {name: value for name, value in found.items() if "esson" in name} == {
         "Environment/Lesson Number/gravity": 2.0
     }
 

@@ -8,22 +8,20 @@ import math
 import os
 import pty
 import re
-import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from matplotlib.axes import Axes
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from sparring.pipeline.monitoring import console, curves, events, logs
+from sparring.pipeline.monitoring import console, curves, logs
 from sparring.pipeline.monitoring.files import RunFiles, to_json
 from sparring.pipeline.monitoring.intervals import Interval
 from sparring.pipeline.monitoring.metrics import SIMULATOR
 from sparring.pipeline.monitoring.overview import Overview
 from sparring.pipeline.monitoring.prometheus import HELP, UNKNOWN, Exporter
-from tests.monitoring.monitoring_fakes import EPOCH_S, FakeRun
+from tests.monitoring.monitoring_fakes import FakeRun
 
 Make = Callable[..., Interval]
 Patch = pytest.MonkeyPatch
@@ -169,81 +167,6 @@ def test_closed_console_raises_nothing() -> None:
     os.close(writer)
 
 
-# ---------------------------------------------------------------- TensorBoard
-
-
-def read_back(folder: Path) -> EventAccumulator:
-    accumulator = EventAccumulator(str(folder))
-    accumulator.Reload()
-    return accumulator
-
-
-def scalars_of(folder: Path, tag: str) -> list[tuple[int, float]]:
-    return [(one.step, one.value) for one in read_back(folder).Scalars(tag)]
-
-
-def test_tensorboard_has_the_names_of_ml_agents(folder: Path, make_interval: Make) -> None:
-    means = {
-        "Losses/Policy Loss": 0.25,
-        "Losses/Value Loss": 0.5,
-        "Policy/Beta": 0.005,
-        "Policy/Entropy": 1.42,
-        "Policy/Epsilon": 0.2,
-        "Policy/Extrinsic Value Estimate": 3.0,
-        "Policy/Learning Rate": 3e-4,
-        "wait": 1.0,
-    }
-    interval = make_interval(means=means, group_reward=7.0)
-    RunFiles(folder, EPOCH_S).add_events("Balance", events.scalars(interval), interval.step, interval.time_s)
-    tags = read_back(folder / "Balance").Tags()["scalars"]
-    own = {tag for tag in tags if not tag.startswith("Pipeline/")}
-    assert own == {
-        "Environment/Cumulative Reward",
-        "Environment/Episode Length",
-        "Environment/Group Cumulative Reward",
-        "Is Training",
-        "Losses/Policy Loss",
-        "Losses/Value Loss",
-        "Policy/Beta",
-        "Policy/Entropy",
-        "Policy/Epsilon",
-        "Policy/Extrinsic Reward",
-        "Policy/Extrinsic Value Estimate",
-        "Policy/Learning Rate",
-    }
-    assert scalars_of(folder / "Balance", "Losses/Policy Loss") == [(24_000, 0.25)]
-    assert scalars_of(folder / "Balance", "Is Training") == [(24_000, 1.0)]
-
-
-def test_statistics_of_simulators_have_their_own_names_and_replace_none_of_ours(make_interval: Make) -> None:
-    scalars = events.scalars(make_interval(simulators={"Level": 2.0, "Goals/Blue": 0.5, "Policy/Entropy": 9.0}))
-    assert (scalars["Level"], scalars["Goals/Blue"], scalars["Policy/Entropy"]) == (2.0, 0.5, 1.42)
-
-
-def test_interval_without_episodes_has_no_reward(make_interval: Make) -> None:
-    assert "Environment/Cumulative Reward" not in events.scalars(make_interval(reward=None))
-
-
-def test_tensorboard_drops_steps_that_were_rolled_back(folder: Path) -> None:
-    files = RunFiles(folder, EPOCH_S)
-    for step, value in ((10, 1.0), (20, 2.0), (30, 3.0), (15, 1.5), (25, 2.5)):
-        files.add_events("Balance", {"a/b": value}, step, EPOCH_S + step)
-    assert scalars_of(folder / "Balance", "a/b") == [(10, 1.0), (15, 1.5), (25, 2.5)]
-
-
-def test_restarted_monitor_continues_in_a_new_event_file(folder: Path) -> None:
-    RunFiles(folder, EPOCH_S).add_events("Balance", {"a/b": 1.0}, 10, EPOCH_S)
-    RunFiles(folder, EPOCH_S + 5).add_events("Balance", {"a/b": 2.0}, 20, EPOCH_S + 5)
-    assert len(list((folder / "Balance").iterdir())) == 2
-    assert scalars_of(folder / "Balance", "a/b") == [(10, 1.0), (20, 2.0)]
-
-
-def test_every_record_of_an_event_file_states_its_length() -> None:
-    data = events.opening(EPOCH_S)
-    (length,) = struct.unpack_from("<Q", data)
-    assert len(data) == 8 + 4 + length + 4
-
-
 # ---------------------------------------------------------------- curves and lines
 
 
@@ -288,14 +211,14 @@ def test_curves_have_no_empty_panel(make_interval: Make, monkeypatch: Patch) -> 
 
 
 def test_run_without_intervals_leaves_no_picture(folder: Path) -> None:
-    RunFiles(folder, EPOCH_S).plot_curves("a tournament")
+    RunFiles(folder).plot_curves("a tournament")
     assert not (folder / "curves.png").exists()
 
 
 def test_incomplete_line_of_a_dead_monitor_is_skipped(folder: Path, make_interval: Make) -> None:
     line = json.dumps(make_interval().plain())
     (folder / "metrics.jsonl").write_text(line + "\n" + line[: line.index("}") + 1])
-    files = RunFiles(folder, EPOCH_S)
+    files = RunFiles(folder)
     files.intervals.append(to_json(make_interval(step=48_000).plain()))
     files.plot_curves("run")
     assert json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 48_000

@@ -34,7 +34,7 @@ def test_log_stays_within_its_bound_and_keeps_the_newest_lines(tmp_path: Path) -
 
 
 def test_service_and_interval_files_stay_within_bounds_and_keep_the_newest_lines(tmp_path: Path) -> None:
-    files = RunFiles(tmp_path, 0.0, MOST, KEPT)
+    files = RunFiles(tmp_path, MOST, KEPT)
     for number in range(1000):
         files.services.append(to_json({"type": "service", "number": number, "text": "x" * 50}))
         files.intervals.append(to_json({"type": "interval", "behavior": "Walk", "number": number, "text": "x" * 50}))
@@ -51,7 +51,7 @@ def test_curves_show_all_kept_intervals_in_order(tmp_path: Path, monkeypatch: py
         curves, "picture", lambda found, _: plotted.extend(line["step"] for line in found["Walk"]) or b"a picture"
     )
     for start in (0, 500):  # the second monitor continues after the first
-        files = RunFiles(tmp_path, 0.0, MOST, KEPT)
+        files = RunFiles(tmp_path, MOST, KEPT)
         for step in range(start, start + 500):
             files.intervals.append(to_json({"type": "interval", "behavior": "Walk", "step": step}))
     files.plot_curves("run")
