@@ -18,6 +18,7 @@ from sparring.pipeline.messages.metrics import Histogram
 from sparring.pipeline.monitoring.metrics import SIMULATOR
 from sparring.pipeline.monitoring.overview import Totals
 from sparring.pipeline.monitoring.progress import IDLE, PASSED
+from sparring.pipeline.monitoring.writers.delivery import DeliveryState
 
 _NOT_ALLOWED: Final = re.compile(r"[^a-zA-Z0-9_]+")
 _MOMENT: Final = r"(?P<statistic>.+)\.(?P<what>sum|sumsq|count)"
@@ -106,6 +107,8 @@ HELP: Final = {
     "updates": "Updates of the weights.",
     "version": "Version of the present weights.",
     "wait_s": "Seconds that the learner waited for segments.",
+    "writer_events": "Events that a writer got, or lost by a cause.",
+    "writer_starts": "Starts of the process of a writer.",
     "writes_failed": "Files or lines that could not be written.",
 } | {
     f"{prefix}_{moment}": f"{text} of {of}."
@@ -158,13 +161,20 @@ class Exporter(Collector):
             server.server_close()
             thread.join()
 
-    def update(self, services: Mapping[str, Totals], behaviors: Iterable[str], stalled: Iterable[str] = ()) -> None:
+    def update(
+        self,
+        services: Mapping[str, Totals],
+        behaviors: Iterable[str],
+        stalled: Iterable[str] = (),
+        writers: Mapping[str, DeliveryState] | None = None,
+    ) -> None:
         """Replaces the families by those of the present numbers.
 
         Args:
             services: numbers by service.
             behaviors: behavior names that may end a number's name.
             stalled: roots of the present stalls.
+            writers: states by name.
         """
         families: dict[str, Metric] = {}
         known = sorted(behaviors)
@@ -183,6 +193,11 @@ class Exporter(Collector):
         for root in stalled:
             labels = {"run": self._run_id, "root": root}
             _family(families, GaugeMetricFamily, "stalled").add_sample(_full("stalled"), labels, 1.0)
+        for writer, state in (writers or {}).items():
+            own = {"run": self._run_id, "writer": writer}
+            samples = [("writer_events", {"outcome": str(one)}, count) for one, count in state.counts.items()]
+            for family, labels, value in (*samples, ("writer_starts", {}, state.starts)):
+                _family(families, CounterMetricFamily, family).add_sample(f"{_full(family)}_total", own | labels, value)
         self._families = tuple(families.values())
 
 

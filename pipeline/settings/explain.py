@@ -36,6 +36,7 @@ _EXPECTED: Final[dict[str, tuple[str, str]]] = {
     "finite_number": ("a finite number", "write one"),
     "bool_type": ("true or false", "write one of the two"),
     "string_type": ("a text", "write a text; put it into quotes if it looks like a number"),
+    "string_pattern_mismatch": ("a text like {pattern}", "write one"),
     "string_too_short": ("a text that is not empty", "write it, or leave the key out"),
     "greater_than": ("more than {gt:g}", _RANGE),
     "greater_than_equal": ("at least {ge:g}", _RANGE),

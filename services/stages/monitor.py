@@ -35,6 +35,7 @@ from sparring.pipeline.monitoring.overview import Overview, Totals
 from sparring.pipeline.monitoring.prometheus import Exporter
 from sparring.pipeline.monitoring.stalls import Stall, Stalls
 from sparring.pipeline.monitoring.summary import CounterWindows, behavior_entry, service_entry, summarize_behavior
+from sparring.pipeline.monitoring.writers.delivery import states
 from sparring.pipeline.queues.interface import Subscription
 from sparring.services.process.runtime import Context, follow, follow_growth, publish_metrics
 
@@ -255,7 +256,7 @@ class MonitorState:
 
     def _export(self) -> None:
         roots = [stall.root for stall in self.stalled]
-        self.exporter.update(self._overview.services, self._behaviors(), roots)
+        self.exporter.update(self._overview.services, self._behaviors(), roots, states(self._context.run.directory))
 
     def _write_status(self, clock_s: float, time_s: float, *, ended: bool) -> None:
         content = {
@@ -265,6 +266,10 @@ class MonitorState:
             "stalls": [stall.text for stall in self.stalled],
             "services": {service: self._service(service, clock_s) for service in self._overview.services},
             "behaviors": {behavior: self._behavior(behavior, time_s) for behavior in self._behaviors()},
+            "writers": {
+                name: {"starts": state.starts, **state.counts}
+                for name, state in states(self._context.run.directory).items()
+            },
         }
         self._files.replace("status.json", to_json(content))
         if self._context.run.settings.pipeline.metrics_address is not None:

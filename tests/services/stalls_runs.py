@@ -35,7 +35,7 @@ def topology(folder: Path, **values: Any) -> Topology:
     text += "".join(f", {name}: {json.dumps(value)}" for name, value in pipeline.items()) + "}\n"
     made = build(parse_settings(text, "test").settings, run_id="test", directory=folder, seed=1)
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    return replace(made, services=tuple(plan for plan in made.services if plan.name != "monitor"))
+    return replace(made, services=tuple(plan for plan in made.services if plan.name != "monitor"), writers=())
 
 
 @dataclass

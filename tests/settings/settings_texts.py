@@ -216,6 +216,10 @@ simulators:
       - ./game
       - "{address}"
     count: 3
+writers:
+  tensorboard: false
+  jsonl:
+    path: lines.jsonl
 pipeline:
   mode: overlap
   max_policy_lag: 4
@@ -264,6 +268,10 @@ pipeline:
     period_s: 60.0
     backoff_s: 0.25
     backoff_max_s: 5.0
+  writer_limits:
+    timeout_s: 30.0
+    backlog: 100
+    failures: 2
   assembly: per stepping
   ranks: 2
   torch_threads:

@@ -193,7 +193,7 @@ class World:
         }
         run = replace(topology.run, simulators=shared)
         plans = tuple(plan for plan in topology.services if plan.name != "monitor")
-        return run, replace(topology, run=run, services=plans, simulators=())
+        return run, replace(topology, run=run, services=plans, simulators=(), writers=())
 
     async def _simulate(self, number: int) -> None:
         setting, part = self.plan.setting, f"simulator-{number}"

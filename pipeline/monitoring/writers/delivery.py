@@ -34,11 +34,13 @@ class DeliveryState:
 
     Attributes:
         counts: events by outcome.
+        starts: processes so far.
         positions: of the next event, by file.
         is_calling: the writer has not returned yet from the event before.
     """
 
     counts: dict[Outcome, int] = field(default_factory=dict)
+    starts: int = 0
     positions: dict[str, Position] = field(default_factory=dict)
     is_calling: bool = False
 
@@ -70,6 +72,12 @@ def load_state(path: Path) -> DeliveryState | None:
         return _STATE.validate_json(path.read_bytes())
     except (OSError, ValidationError):
         return None
+
+
+def states(folder: Path) -> dict[str, DeliveryState]:
+    """Returns the states of the writers of a run, by the names of their files."""
+    found = {path.stem: load_state(path) for path in sorted((folder / FOLDER).glob("*.json"))}
+    return {name: state for name, state in found.items() if state is not None}
 
 
 class Delivery:
@@ -122,6 +130,7 @@ class Delivery:
         """
         self._path.parent.mkdir(exist_ok=True)
         self._state.add("interrupted", int(self._state.is_calling))
+        self._state.starts += 1
         self._save(is_calling=False)
         self._writer.open(self._run)
 
