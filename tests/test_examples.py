@@ -40,6 +40,10 @@ def test_example_trains(tmp_path: Path, commands: Path, file: Path) -> None:
     if file.parent.name == "own_opponent":
         matches = [json.loads(line) for line in (folder / "matches.jsonl").read_text().splitlines()]
         assert any("@" in player for match in matches for player in match["players"].values())  # a snapshot
+    if file.parent.name == "own_writer":
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        rows = (folder / "csv" / "Goal.csv").read_text().splitlines()
+        assert [int(row.split(",")[0]) for row in rows] == [json.loads(line)["step"] for line in lines]
     if file.parent in PACKAGES:  # what is trained acts and is exported through the same doors
         run(tmp_path, sparring, "export", str(folder), "--format", "torchscript", "--out", "out")
         assert list((tmp_path / "out").rglob("*.pt"))

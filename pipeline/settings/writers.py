@@ -57,7 +57,7 @@ def _problems(name: str, section: Json) -> Iterator[InitErrorDetails]:
 def section_model(name: str) -> type[BaseModel] | None:
     """Returns what describes the section of a writer; None where there is none of this name that can be loaded."""
     try:
-        return load(name).settings_model if name in plugins.names(plugins.WRITERS) else None
+        return load(name).settings_model
     except SettingsError:
         return None
 

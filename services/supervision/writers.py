@@ -38,6 +38,7 @@ class Writers:
         self._directory = active.topology.run.directory
         self._running: dict[str, HostedService] = {}
         self._ending = anyio.Event()
+        self._is_over = False
         self._done = anyio.Event()
 
     async def run(self) -> None:
@@ -73,6 +74,7 @@ class Writers:
             await anyio.to_thread.run_sync(self._count, plan.writer)
 
     def _kill(self) -> None:
+        self._is_over = True
         for hosted in self._running.values():
             hosted.kill()
 
@@ -103,11 +105,13 @@ class Writers:
                 active.log.warning("writer_not_started", writer=plan.writer, error=str(error), notice=True)
                 return
             self._running[plan.writer] = hosted
+            if self._is_over:
+                hosted.kill()
             failure = await self._end_of(plan, hosted)
             del self._running[plan.writer]
             now = active.clock()
             failures = [at for at in failures if now - at <= usual.period_s] + [now]
-            if not failure or (self._ending.is_set() and len(failures) > budget):
+            if not failure or self._is_over or (self._ending.is_set() and len(failures) > budget):
                 return
             log = self._directory / "logs" / f"{plan.name}.jsonl"
             if hosted.hopeless:

@@ -245,9 +245,9 @@ def test_run_does_not_notice_writers_that_crash_hang_and_fail(tmp_path: Path) ->
     (tmp_path / "own_calls.py").write_text(
         "import importlib.util\ndef call(event):\n    assert importlib.util.find_spec('mlagents') is None\n"
     )
-    path = config(tmp_path, max_steps=20_000)
+    path = config(tmp_path, max_steps=20_000, count=1)
     own = "keeper: {}, crash: {}, hang: {}, fail: {}, mlagents: {names: [own]}"
-    text = f"  writer_limits: {{timeout_s: 15}}\nwriters: {{{own}, callbacks: {{functions: ['own_calls:call']}}}}\n"
+    text = f"  writer_limits: {{timeout_s: 10}}\nwriters: {{{own}, callbacks: {{functions: ['own_calls:call']}}}}\n"
     path.write_text(path.read_text() + text)
     training = Training(tmp_path, str(path), forked=False, environment={"PYTHONPATH": str(site)})
     assert training.end() == 0, "\n".join(training.lines)

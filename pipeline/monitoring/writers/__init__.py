@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import pydantic_core
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from sparring.pipeline import plugins
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.files import Json
 from sparring.pipeline.monitoring.events import Event
+from sparring.pipeline.networks.settings import StrictSettings
 
 __all__ = ["Event", "RunInfo", "Writer", "WriterSettings", "load", "settings_of"]
 
@@ -32,10 +33,8 @@ FOLDER: Final = "writers"
 """Folder within that of a run, with the state of each writer."""
 
 
-class WriterSettings(BaseModel):
+class WriterSettings(StrictSettings):
     """A section of a configuration; it refuses unknown keys, other types, and numbers that are not finite."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
