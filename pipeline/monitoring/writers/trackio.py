@@ -48,7 +48,6 @@ class TrackioWriter(Writer):
             space_id=own.space_id,
             config=dict(run.settings),
             resume="allow",
-            embed=False,
         )
 
     def write(self, event: Event) -> None:
