@@ -141,12 +141,13 @@ for _name, _pattern, _first in (
     _Loader.add_implicit_resolver(_TAG + _name, re.compile(f"^(?:{_pattern})$"), list(_first))
 
 
-def parse(text: str, file: str) -> Entry:
+def parse(text: str, file: str, example: str = "behaviors: {Ball: {trainer_type: ppo}}") -> Entry:
     """Returns the tree of a YAML text whose top is a mapping.
 
     Args:
         text: the whole file.
         file: name of the file, for messages.
+        example: of such a text, whose key is missing in an empty one.
 
     Raises:
         SettingsError: the text is no YAML or no mapping, repeats a key, or exceeds a limit.
@@ -159,8 +160,8 @@ def parse(text: str, file: str) -> Entry:
         raise refuse(file, [Problem(Place(file, 1), _TOO_DEEP)]) from None
     if not isinstance(node, yaml.MappingNode):
         got = "an empty file" if node is None else f"{_kind(node)} at the top"
-        remedy = "write for example `behaviors: {Ball: {trainer_type: ppo}}`"
-        text = f"got {got}; expected a mapping with the key behaviors; {remedy}"
+        key = example.partition(":")[0]
+        text = f"got {got}; expected a mapping with the key {key}; write for example `{example}`"
         raise refuse(file, [Problem(Place(file, 1), text)])
     builder = _Builder(file)
     entry = builder.entry(node, (), node.start_mark.line + 1)

@@ -1,10 +1,10 @@
 """Explains errors of validation: each with its line, got, expected, remedy."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Annotated, Final, get_args, get_origin
+from typing import Annotated, Final, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -55,8 +55,18 @@ _EXPECTED: Final[dict[str, tuple[str, str]]] = {
 }
 
 
+Model = TypeVar("Model", bound=BaseModel)
+
+
 def validate(root: Entry) -> tuple[Settings | None, list[Problem]]:
-    """Returns the settings of a document, and all problems with it.
+    """Returns the settings of a document, and all problems with it."""
+    return validate_as(Settings, root, conflicts)
+
+
+def validate_as(
+    model: type[Model], root: Entry, contradictions: Callable[[Model], Iterable[Conflict]]
+) -> tuple[Model | None, list[Problem]]:
+    """Returns the content of a document as a model, and all problems with it.
 
     Invalid entries are removed and the rest is validated again, so that one mistake does not hide another. A
     contradiction is reported only if it involves no removed key.
@@ -65,11 +75,11 @@ def validate(root: Entry) -> tuple[Settings | None, list[Problem]]:
     removed: list[Path] = []
     while True:
         try:
-            settings = Settings.model_validate(_without(root, frozenset(removed)), context=PLUGINS)
+            settings = model.model_validate(_without(root, frozenset(removed)), context=PLUGINS)
         except ValidationError as error:
-            findings = list(_findings(root, error))
+            findings = list(_findings(model, root, error))
         else:
-            found = [one for one in conflicts(settings) if not _follows(one.paths, removed)]
+            found = [one for one in contradictions(settings) if not _follows(one.paths, removed)]
             problems += [located(root, conflict) for conflict in found]
             return (None if problems else settings), problems
         problems += [finding.problem for finding in findings if not _follows(finding.involves, removed)]
@@ -118,29 +128,29 @@ def _flat(error: ValidationError, above: Path = ()) -> Iterator[ErrorDetails]:
             yield detail
 
 
-def _findings(root: Entry, error: ValidationError) -> Iterator[_Finding]:
+def _findings(model: type[BaseModel], root: Entry, error: ValidationError) -> Iterator[_Finding]:
     details = list(_flat(error))
     for detail in details:
         loc = detail["loc"]
         if not any(len(other["loc"]) > len(loc) and other["loc"][: len(loc)] == loc for other in details):
-            yield from _explained(root, detail)
+            yield from _explained(model, root, detail)
 
 
-def _explained(root: Entry, detail: ErrorDetails) -> Iterator[_Finding]:
+def _explained(model: type[BaseModel], root: Entry, detail: ErrorDetails) -> Iterator[_Finding]:
     kind, last = detail["type"], detail["loc"][-1:]
     missing = kind == "missing" and isinstance(last[0], str)
     entry, path = _descend(root, detail["loc"][:-1] if missing else detail["loc"])
     if kind == "value_error":
-        yield _refused(entry, path, str(detail["ctx"]["error"]))
+        yield _refused(model, entry, path, str(detail["ctx"]["error"]))
     elif missing:
         place = replace(entry.place, path=(*entry.place.path, *last))
         text = f"got nothing; expected {last[0]}, which has no default; {_ADD.get(str(last[0]), 'write it')}"
         yield _Finding(Problem(place, text, alone=False), path, ((*path, *last),))
     elif kind == "extra_forbidden":
-        yield _Finding(Problem(entry.place, _unknown_key(path)), path, (path,))
-    elif kind == "union_tag_not_found" and (unknown := sorted(entry.mapping.keys() - known_keys(path))):
+        yield _Finding(Problem(entry.place, _unknown_key(model, path)), path, (path,))
+    elif kind == "union_tag_not_found" and (unknown := sorted(entry.mapping.keys() - known_keys(path, model))):
         for key in unknown:
-            yield _Finding(Problem(entry.mapping[key].place, _unknown_key((*path, key))), path, (path,))
+            yield _Finding(Problem(entry.mapping[key].place, _unknown_key(model, (*path, key))), path, (path,))
     else:
         yield _Finding(_bad_value(entry, detail), path, (path,))
 
@@ -156,9 +166,9 @@ def _descend(root: Entry, loc: Path) -> tuple[Entry, Path]:
     return entry, path
 
 
-def _refused(entry: Entry, path: Path, text: str) -> _Finding:
+def _refused(model: type[BaseModel], entry: Entry, path: Path, text: str) -> _Finding:
     """Returns the error of a validator of a key or of a model."""
-    keys = dict.fromkeys([*known_keys(path), *entry.mapping])
+    keys = dict.fromkeys([*known_keys(path, model), *entry.mapping])
     mentioned = {key: found.start() for key in keys if (found := re.search(rf"\b{re.escape(key)}\b", text))}
     written = [entry.mapping[key].place for key in sorted(mentioned, key=mentioned.__getitem__) if key in entry.mapping]
     own = (place for place in written if place.path[:1] != ("default_settings",))
@@ -167,9 +177,9 @@ def _refused(entry: Entry, path: Path, text: str) -> _Finding:
     return _Finding(Problem(place, text, alone=not entry.mapping), path, involves)
 
 
-def _unknown_key(path: Path) -> str:
-    key, siblings = str(path[-1]), known_keys(path[:-1])
-    elsewhere = [section for section, name in all_keys() if section and name == key]
+def _unknown_key(model: type[BaseModel], path: Path) -> str:
+    key, siblings = str(path[-1]), known_keys(path[:-1], model)
+    elsewhere = [section for section, name in all_keys(model) if section and name == key]
     remedy = did_you_mean(key, siblings)
     if elsewhere:
         remedy = (
@@ -212,11 +222,11 @@ def _without(entry: Entry, removed: frozenset[Path], path: Path = ()) -> Json:
 # ---------------------------------------------------------------- known keys
 
 
-def known_keys(path: Path) -> list[str]:
+def known_keys(path: Path, model: type[BaseModel] = Settings) -> list[str]:
     """Returns the valid keys of the mapping at `path`; none if any key is valid."""
     if path[:1] == ("default_settings",):  # whose keys are those of a behavior
         path = ("behaviors", "", *path[1:])
-    return list(dict.fromkeys(key for section, key in (*all_keys(), *_writer_keys(path)) if _is_at(path, section)))
+    return list(dict.fromkeys(key for section, key in (*all_keys(model), *_writer_keys(path)) if _is_at(path, section)))
 
 
 def _writer_keys(path: Path) -> Iterator[tuple[str, str]]:
@@ -236,16 +246,30 @@ def _is_at(path: Path, section: str) -> bool:
 
 
 @cache
-def all_keys() -> tuple[tuple[str, str], ...]:
+def all_keys(model: type[BaseModel] = Settings) -> tuple[tuple[str, str], ...]:
     """Returns every (section, key) of a configuration, with `*` for a free name and `[]` for a number."""
-    keys = ((section, key) for section, model in models() for key in _keys(model))
+    keys = ((section, key) for section, inner in models(model) for key in _keys(inner))
     return tuple(dict.fromkeys(keys))
 
 
 @cache
-def models() -> tuple[tuple[str, type[BaseModel]], ...]:
+def models(model: type[BaseModel] = Settings) -> tuple[tuple[str, type[BaseModel]], ...]:
     """Returns every section of a configuration with its model; once for each model that it may have."""
-    return tuple(_sections(Settings, ""))
+    return tuple(_sections(model, ""))
+
+
+def scalars(path: Path) -> set[object]:
+    """Returns the types of scalars that the key of a configuration at `path` may have; none if it is unknown."""
+    at = [inner.model_fields.get(str(path[-1])) for section, inner in models() if _is_at(path[:-1], section)]
+    return {kind for info in at if info is not None for kind in _leaves(info.annotation)}
+
+
+def _leaves(annotation: object) -> Iterator[object]:
+    inner = get_args(annotation)
+    if not inner:
+        yield annotation
+    for argument in inner:
+        yield from _leaves(argument)
 
 
 _PLUGINS: Final[dict[type[BaseModel], str]] = {

@@ -13,6 +13,7 @@ from sparring.pipeline.settings.document import (
     DEEPEST,
     MOST_BYTES,
     Entry,
+    Path,
     Place,
     Problem,
     implied,
@@ -50,18 +51,24 @@ class LoadedSettings:
     notices: tuple[str, ...] = ()
 
 
-def read(path: FilePath | str, overrides: Overrides | None = None, assigned: Sequence[str] = ()) -> LoadedSettings:
+def read(
+    path: FilePath | str,
+    overrides: Overrides | None = None,
+    assigned: Sequence[str] = (),
+    places: Mapping[str, Place] | None = None,
+) -> LoadedSettings:
     """Reads the settings in a YAML file, with notices of accepted old names and ignored keys.
 
     Args:
         path: the file.
         overrides: values of the command line, which replace those of the file.
         assigned: further values of the command line, each as `behaviors.Ball.max_steps=5e5`, as if the file had them.
+        places: where another file says some of these.
 
     Raises:
         SettingsError: lists every problem with line, key and remedy.
     """
-    loaded = parse_settings(_text(FilePath(path)), str(path), overrides, assigned)
+    loaded = parse_settings(read_text(FilePath(path)), str(path), overrides, assigned, places)
     folder, pipeline = FilePath(path).absolute().parent, loaded.settings.pipeline
     python_path = tuple(dict.fromkeys(str(folder / one) for one in (".", *pipeline.python_path)))
     pipeline = pipeline.model_copy(update={"python_path": python_path})
@@ -69,7 +76,11 @@ def read(path: FilePath | str, overrides: Overrides | None = None, assigned: Seq
 
 
 def parse_settings(
-    text: str, file: str, overrides: Overrides | None = None, assigned: Sequence[str] = ()
+    text: str,
+    file: str,
+    overrides: Overrides | None = None,
+    assigned: Sequence[str] = (),
+    places: Mapping[str, Place] | None = None,
 ) -> LoadedSettings:
     """Does as `read`, from a text.
 
@@ -78,10 +89,11 @@ def parse_settings(
         file: name for messages.
         overrides: values of the command line, which replace those of the file.
         assigned: further ones, as in `read`.
+        places: likewise.
     """
     root = parse(text, file)
     for one in assigned:
-        _assign(root, one)
+        _assign(root, one, (places or {}).get(one, Place(COMMAND_LINE, None)))
     if unnested := _unnested(root):
         raise refuse(file, unnested)
     defaults, notices = normalise(root, overrides or {})
@@ -98,7 +110,12 @@ def parse_settings(
     return LoadedSettings(settings=settings, notices=tuple(dict.fromkeys(map(str, notices))))
 
 
-def _text(path: FilePath) -> str:
+def read_text(path: FilePath) -> str:
+    """Returns the text of a configuration file.
+
+    Raises:
+        SettingsError: it cannot be read, is too large, or is no text.
+    """
     try:
         with path.open("rb") as stream:
             raw = stream.read(MOST_BYTES + 1)
@@ -130,36 +147,41 @@ _STEP: Final = re.compile(r'\.?(?:"([^"]+)"|([^.\[\]"=]+)|\[(\d+)\])')
 """One step of a dotted key: "a name with dots", a name, or [a number]."""
 
 
-def _assign(root: Entry, text: str) -> None:
-    """Writes KEY=VALUE into a document.
+def key_path(text: str) -> tuple[Path, int]:
+    """Returns the path that a dotted key at the beginning of a text means, and where the key ends."""
+    path: list[str | int] = []
+    at = 0
+    while step := _STEP.match(text, at):
+        path.append(int(step[3]) if step[3] else step[1] or step[2])
+        at = step.end()
+    return tuple(path), at
+
+
+def _assign(root: Entry, text: str, place: Place) -> None:
+    """Writes KEY=VALUE into a document, as if `place` said it.
 
     Raises:
         SettingsError: there is no such place, or the value is no YAML.
     """
-    path: list[str | int] = []
-    at = 0
     try:
         text.encode()
     except UnicodeEncodeError:
         raise SettingsError(f"got --set {text!r}; expected text in UTF-8; correct it") from None
-    while step := _STEP.match(text, at):
-        path.append(int(step[3]) if step[3] else step[1] or step[2])
-        at = step.end()
-    place, entry, last = Place(COMMAND_LINE, None, tuple(path)), root, path[-1] if path else 0
+    path, at = key_path(text)
+    place, entry, last = replace(place, path=path), root, path[-1] if path else 0
     if not isinstance(last, str) or text[at : at + 1] != "=" or len(path) > DEEPEST:
         how = "KEY=VALUE, such as behaviors.Ball.max_steps=5e5 or simulators[0].count=2"
         raise SettingsError(f"got --set {text!r}; expected {how}; correct it")
     behaviors = _section(root.mapping, "behaviors")
     if path[0] == "behaviors" and len(path) > 1 and behaviors and path[1] not in behaviors:
         remedy = did_you_mean(str(path[1]), behaviors) or "name one of them"
-        raise refuse(
-            COMMAND_LINE, [Problem(place, f"got {path[1]!r}; expected one of {', '.join(behaviors)}; {remedy}")]
-        )
+        text = f"got {path[1]!r}; expected one of {', '.join(behaviors)}; {remedy}"
+        raise refuse(place.file, [Problem(place, text)])
     for step_to in path[:-1]:
         if isinstance(step_to, int):
             if step_to >= len(entry.items):
                 what = f"got entry {step_to} of a list of {len(entry.items)}; expected one that is there; correct it"
-                raise refuse(COMMAND_LINE, [Problem(place, what)])
+                raise refuse(place.file, [Problem(place, what)])
             entry = entry.items[step_to]
             continue
         inner = entry.mapping.get(step_to)
@@ -168,10 +190,10 @@ def _assign(root: Entry, text: str) -> None:
         entry = inner
     if not isinstance(entry.value, dict):
         what = f"got {entry.text} above {last!r}; expected a section; correct the key"
-        raise refuse(COMMAND_LINE, [Problem(place, what)])
-    value = parse(f"value: {text[at + 1 :]}", COMMAND_LINE).mapping
+        raise refuse(place.file, [Problem(place, what)])
+    value = parse(f"value: {text[at + 1 :]}", place.file).mapping
     if value.keys() != {"value"}:
-        raise refuse(COMMAND_LINE, [Problem(place, "got several lines; expected one value; write [a, b] or {a: b}")])
+        raise refuse(place.file, [Problem(place, "got several lines; expected one value; write [a, b] or {a: b}")])
     entry.mapping[last] = _placed(value["value"], place)
 
 
