@@ -17,6 +17,7 @@ from sparring.services.process.lifeline import end_with_supervisor
 COMMANDS: Final = {
     "train": "train from a configuration",
     "evaluate": "play episodes with a checkpoint and measure it",
+    "sweep": "search settings by many runs",
     "export": "write trained policies to files for games and other programs",
     "record": "record episodes of a simulator as demonstrations",
     "demo": "show the content of recorded episodes",
@@ -45,8 +46,12 @@ _UNWRITABLE: Final = (
 )
 _FORKING: Final = {"train", "evaluate", "tournament"}
 """Commands that start services."""
-_MODULES: Final = {"simulator": "sparring.services.stages.simulator", "try": "sparring.services.commands.tryout"}
-"""Modules of commands that are also stages of a run, or whose name is a keyword."""
+_MODULES: Final = {
+    "simulator": "sparring.services.stages.simulator",
+    "sweep": "sparring.services.sweeps.command",
+    "try": "sparring.services.commands.tryout",
+}
+"""Modules of commands that are also stages of a run, use the Python interface, or whose name is a keyword."""
 
 
 class Parser(argparse.ArgumentParser):

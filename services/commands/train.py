@@ -134,8 +134,8 @@ def run(args: argparse.Namespace) -> int:
     if kept.inference:
         return STATUSES[_infer(args, settings, notes)]
     run_id = kept.run_id or f"{args.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    directory = _folder(Path(kept.results_dir), run_id, resume=kept.resume, force=kept.force)
-    with _locked(directory):
+    directory = run_folder(Path(kept.results_dir), run_id, resume=kept.resume, force=kept.force)
+    with locked(directory):
         if kept.resume and (end := finished(directory, settings)):
             sys.stdout.write(f"{end}\n")
             return 0
@@ -154,7 +154,7 @@ def _train(args: argparse.Namespace, settings: Settings, notes: list[str], run_i
     """Prepares the folder of a run, which this process has locked, and trains."""
     kept = settings.checkpoint_settings
     if kept.force:
-        _empty(directory)
+        empty(directory)
     (directory / "logs").mkdir(exist_ok=True)
     former = _former(directory) if kept.resume else None
     seed = settings.seed if settings.seed >= 0 else new_seed() if former is None else former.seed
@@ -262,7 +262,7 @@ def _refuse(settings: Settings, *, insecure: bool, in_process: bool, clustered: 
         raise SettingsError(f"got settings that cannot be run here:\n  {listed}\nexpected none; mend each")
 
 
-def _folder(results: Path, run_id: str, *, resume: bool, force: bool) -> Path:
+def run_folder(results: Path, run_id: str, *, resume: bool, force: bool) -> Path:
     """Returns the folder of the run, which exists afterwards.
 
     Raises:
@@ -292,7 +292,7 @@ def _folder(results: Path, run_id: str, *, resume: bool, force: bool) -> Path:
 
 
 @contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
+def locked(directory: Path) -> Iterator[None]:
     """Holds the lock of a run's folder, which the system releases when the process ends in whatever way.
 
     Raises:
@@ -313,7 +313,7 @@ def _locked(directory: Path) -> Iterator[None]:
         yield
 
 
-def _empty(directory: Path) -> None:
+def empty(directory: Path) -> None:
     """Removes all that the folder of a run holds, except its lock."""
     for path in directory.iterdir():
         if path.is_dir() and not path.is_symlink():
