@@ -5,15 +5,13 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TypedDict, Unpack
 
 from sparring.pipeline.errors import BAD_INPUT, ServiceError, SettingsError
 from sparring.pipeline.files import Json
-from sparring.services.api.runs import Config, options_of, written
+from sparring.services.api.runs import Config, ending_with_caller, options_of, written
 from sparring.services.process.hosting import SPARRING
-from sparring.services.process.lifeline import PIPE_VARIABLE
 
 
 class PlayOptions(TypedDict, total=False):
@@ -143,19 +141,15 @@ def _output(words: Sequence[str]) -> str:
         SettingsError: it refuses its arguments.
         ServiceError: it fails.
     """
-    with tempfile.TemporaryFile("w+") as errors, ExitStack() as pipe:
-        reader, writer = os.pipe()
-        for end in (reader, writer):
-            pipe.callback(os.close, end)
-        ended = subprocess.run(
+    with tempfile.TemporaryFile("w+") as errors, ending_with_caller() as lifeline:
+        ended: subprocess.CompletedProcess[str] = subprocess.run(
             [*SPARRING, *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env={**os.environ, PIPE_VARIABLE: str(reader)},
-            pass_fds=(reader,),
             process_group=0,
+            **lifeline,
         )
         errors.seek(0)
         text = errors.read().strip()

@@ -23,6 +23,7 @@ from sparring.pipeline.errors import BAD_INPUT, SettingsError, SparringError
 from sparring.pipeline.files import Json
 from sparring.pipeline.monitoring.events import Event, EventFiles, EventKind, Identity, identity_of, present
 from sparring.services.process.hosting import SPARRING
+from sparring.services.process.lifeline import PIPE_VARIABLE
 
 Callback = Callable[["Event"], object]
 Config = str | Path | Mapping[str, Json]
@@ -242,6 +243,8 @@ def start(
     config: Config,
     overrides: Mapping[str, Json] | None = None,
     callbacks: Sequence[Callback] = (),
+    *,
+    in_order: bool = True,
     **options: Unpack[RunOptions],
 ) -> Run:
     """Starts a run, and returns at once.
@@ -250,6 +253,7 @@ def start(
         config: a configuration file, or its content.
         overrides: in place of what it says, by dotted key: `{"behaviors.Ball.hyperparameters.beta": 0.01}`.
         callbacks: called with each event, in a thread; an exception is kept in `callback_errors`.
+        in_order: the run stops in order when this process ends; False: it ends at once, and nothing is saved.
         options: those of `RunOptions`.
     """
     folder = Path(options.get("results_dir") or "results")
@@ -264,6 +268,7 @@ def start(
         stdout=output,
         stderr=output,
         process_group=0,  # Ctrl-C is for the caller, who decides whether the run stops
+        **({} if in_order else held.enter_context(ending_with_caller())),
     )
     return Run((folder / name).absolute(), process, output, callbacks, held, former)
 
@@ -287,6 +292,17 @@ def train(
         run.stop()
         run.wait()
         raise
+
+
+@contextmanager
+def ending_with_caller() -> Iterator[dict[str, Any]]:
+    """Yields arguments of `subprocess.Popen` for a command that ends at once with this process, however it ends."""
+    reader, writer = os.pipe()
+    try:
+        yield {"env": {**os.environ, PIPE_VARIABLE: str(reader)}, "pass_fds": (reader,)}
+    finally:
+        os.close(reader)
+        os.close(writer)
 
 
 def options_of(values: Mapping[str, object]) -> list[str]:

@@ -145,6 +145,7 @@ class _Command:
         return start(
             self._folder / _BASE_FILE,
             values,
+            in_order=False,  # a sweep that goes on begins its running trials again
             run_id=folder.name,
             results_dir=folder.parent,
             seed=seed,
