@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic import BaseModel
 
 from sparring.services.sweeps.results import short_names
-from sparring.services.sweeps.space import Dimension, read_sweep
+from sparring.services.sweeps.space import Dimension, PopulationSettings, SweepSettings, read_sweep
 from tests.sweeps.sweep_fakes import BATCH, CONFIG, LAYERS, RATE, SPACE, problems, read
 
 ROOT = Path(__file__).parent.parent.parent
@@ -142,5 +143,16 @@ def test_keys_are_shortened_where_no_two_end_alike() -> None:
 
 
 def test_space_of_the_goal_game_can_be_run() -> None:
-    sweep = read_sweep(ROOT / "configs/goal.yaml", ROOT / "configs/goal-space.yaml")
+    sweep = read_sweep(ROOT / "configs/goal.yaml", ROOT / "configs/spaces/goal.yaml")
     assert len(sweep.own) == len(sweep.dimensions)
+
+
+@pytest.mark.parametrize("model", [SweepSettings, PopulationSettings])
+def test_every_key_is_documented_with_its_default(model: type[BaseModel]) -> None:
+    text = (ROOT / "docs" / "sweeps.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \|.*\| ([^|]*) \| [^|]*\|$", text, re.MULTILINE))
+    for key, info in model.model_fields.items():
+        if isinstance(info.default, bool | int | float | str):
+            assert rows[key] == f"`{info.default}`"
+        else:
+            assert rows[key]
