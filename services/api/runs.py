@@ -253,7 +253,8 @@ def start(
         config: a configuration file, or its content.
         overrides: in place of what it says, by dotted key: `{"behaviors.Ball.hyperparameters.beta": 0.01}`.
         callbacks: called with each event, in a thread; an exception is kept in `callback_errors`.
-        in_order: the run stops in order when this process ends; False: it ends at once, and nothing is saved.
+        in_order: the run stops in order when this process ends; False: it ends at once, and nothing is saved. On Linux
+            it then ends with the thread that has started it.
         options: those of `RunOptions`.
     """
     folder = Path(options.get("results_dir") or "results")

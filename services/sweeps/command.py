@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 import signal
 import sys
 import time
@@ -17,7 +18,7 @@ from sparring.pipeline.files import Json, write_atomically
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.settings import read
 from sparring.services.api.measuring import tournament
-from sparring.services.api.runs import start
+from sparring.services.api.runs import options_of, start
 from sparring.services.commands.runs import RESULTS, add_config, add_in_process, add_insecure, add_ray
 from sparring.services.commands.train import empty, locked, run_folder
 from sparring.services.sweeps import generations, plots
@@ -61,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
         ServiceError: too many trials have failed.
     """
     sweep = read_sweep(args.config, args.space, args.assigned)
+    read(args.config, {"checkpoint_settings.run_id": args.run_id})  # it is the name of a folder
     run_id = args.run_id or f"{args.config.stem}-sweep-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = run_folder(args.results_dir, run_id, resume=args.resume, force=args.force)
     with locked(folder):
@@ -77,21 +79,30 @@ def run(args: argparse.Namespace) -> int:
             finally:
                 command.show()
             if not is_complete:
-                words = ["sparring", "sweep", str(args.config), str(args.space), "--run-id", run_id, "--resume"]
-                logs.get().info("go_on_with", command=" ".join(words), notice=True)
+                logs.get().info("go_on_with", command=_going_on(args, run_id), notice=True)
         finally:
             logs.close()
     return 0
 
 
+def _going_on(args: argparse.Namespace, run_id: str) -> str:
+    words = ["sparring", "sweep", str(args.config), str(args.space), "--run-id", run_id, "--resume"]
+    words += [word for one in args.assigned for word in ("--set", one)]
+    options = {key: getattr(args, key) for key in ("results_dir", "in_process", "insecure", "ray")}
+    return shlex.join([*words, *options_of(options)])
+
+
 async def _until_stopped(loop: _Loop) -> bool:
-    """Runs a loop, which SIGINT and SIGTERM stop in order."""
+    """Runs a loop, which SIGINT and SIGTERM stop in order; a second one abandons its runs."""
+    is_complete = False
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
 
         async def listen() -> None:
-            async for number in signals:
-                logs.get().info("sweep_stopping", signal=signal.Signals(number).name, notice=True)
-                loop.stop()
+            number = await anext(signals)
+            logs.get().info("sweep_stopping", signal=signal.Signals(number).name, notice=True)
+            loop.stop()
+            await anext(signals)
+            tasks.cancel_scope.cancel()
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(listen)

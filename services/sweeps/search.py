@@ -219,7 +219,8 @@ class Search:
             self._give_up(
                 ServiceError(
                     f"got {self._failed} failed trials of {self._ended}, the last with: {error}\n"
-                    f"expected most to end well; read {self._folder / name / 'logs'}, and go on with --resume"
+                    f"expected most to end well; read {self._folder / name / 'logs'}; "
+                    "go on with --resume, or begin again with --force"
                 )
             )
 
