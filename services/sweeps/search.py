@@ -8,6 +8,7 @@ from typing import Any, Final
 import anyio
 import optuna
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import event
 
 from sparring.pipeline.errors import ServiceError, SettingsError, SparringError
 from sparring.pipeline.files import Json
@@ -41,6 +42,11 @@ def open_study(path: Path, sweep: Sweep) -> optuna.Study:
     optuna.logging.enable_propagation()
     is_new = not path.exists()
     storage = optuna.storages.RDBStorage(f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": 60}})
+    with storage.engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+    # A commit survives the end of the process without waiting for the disk, which takes most of the time otherwise.
+    event.listen(storage.engine, "connect", lambda made, _: made.execute("PRAGMA synchronous=NORMAL"))
+    storage.engine.dispose()
     study = optuna.create_study(
         study_name="sweep", storage=storage, direction="maximize", pruner=_pruner(sweep), load_if_exists=True
     )

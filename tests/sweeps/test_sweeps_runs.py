@@ -62,7 +62,7 @@ def wait_until(condition: Any, process: subprocess.Popen[bytes]) -> None:
 
 
 def test_killed_search_loses_its_running_trial_alone_and_leaves_no_process(tmp_path: Path) -> None:
-    space = f"trials: 3\nsteps: 600\npruner: none\nspace: {{{RATE}: {{low: 1e-3, high: 1e-2, log: true}}}}"
+    space = f"trials: 2\nsteps: 400\npruner: none\nspace: {{{RATE}: {{low: 1e-3, high: 1e-2, log: true}}}}"
     sweep = subprocess.Popen(command(tmp_path, space, "--in-process"), stderr=subprocess.DEVNULL)
     wait_until(lambda: trials(tmp_path) and (tmp_path / "s" / "trial-0001" / "run.json").exists(), sweep)
     parts = psutil.Process(sweep.pid).children(recursive=True)
@@ -74,10 +74,9 @@ def test_killed_search_loses_its_running_trial_alone_and_leaves_no_process(tmp_p
     (first,) = trials(tmp_path)
     again = swept(command(tmp_path, space, "--in-process", "--resume"))
     found = {one["trial"]: one for one in trials(tmp_path)}
-    assert [found[f"trial-{n:04d}"]["state"] for n in range(4)] == [
+    assert [found[f"trial-{n:04d}"]["state"] for n in range(3)] == [
         "complete",
         "interrupted",
-        "complete",
         "complete",
     ]
     assert found["trial-0000"] == first
@@ -88,8 +87,6 @@ def test_killed_search_loses_its_running_trial_alone_and_leaves_no_process(tmp_p
     values = {float(one[RATE]): float(one["value"]) for one in found.values() if one["state"] == "complete"}
     assert values[best.hyperparameters.learning_rate] == max(values.values())
     assert {path.stem for path in (tmp_path / "s").glob("*.png")} == {"history", "parameters", "curves"}
-    with pytest.raises(AssertionError, match="got --resume with another seed"):
-        swept(command(tmp_path, f"seed: 5\n{space}", "--resume"))
 
 
 def test_stopped_search_stops_its_trial_in_order(tmp_path: Path) -> None:
@@ -103,7 +100,7 @@ def test_stopped_search_stops_its_trial_in_order(tmp_path: Path) -> None:
 
 
 def test_population_trains_copies_and_goes_on(tmp_path: Path) -> None:
-    population = "population: {size: 2, interval_steps: 500}\nmethod: population\nsteps: 1000\nparallel: 2"
+    population = "population: {size: 2, interval_steps: 300}\nmethod: population\nsteps: 600\nparallel: 2"
     shown = swept(
         command(tmp_path, f"{population}\nspace: {{{RATE}: {{low: 1e-5, high: 1e-2, log: true}}}}", "--in-process")
     )
@@ -111,12 +108,12 @@ def test_population_trains_copies_and_goes_on(tmp_path: Path) -> None:
     assert [one["type"] for one in lines] == ["interval", "interval", "decision"] * 2
     (copy,) = lines[2]["copies"]
     assert lines[2]["scores"][copy["donor"]] > lines[2]["scores"][copy["member"]]
-    assert all(one["steps"] >= 1000 for one in lines[3:5])
+    assert all(one["steps"] >= 600 for one in lines[3:5])
     for member in range(2):
         folder = tmp_path / "s" / "generation-001" / f"member-{member:02d}"
         steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
         assert steps == sorted(steps), "the lineage's own intervals"
-        assert yaml.safe_load((folder / "configuration.yaml").read_text())["behaviors"]["Goal"]["max_steps"] == 1000
+        assert yaml.safe_load((folder / "configuration.yaml").read_text())["behaviors"]["Goal"]["max_steps"] == 600
     assert "descends from" in shown
     assert (tmp_path / "s" / "lineages.png").exists()
     assert swept(command(tmp_path, (tmp_path / "space.yaml").read_text(), "--resume")) == shown

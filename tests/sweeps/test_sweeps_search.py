@@ -14,11 +14,13 @@ import pytest
 from optuna.trial import TrialState
 
 from sparring.pipeline.errors import ServiceError, SettingsError
+from sparring.services.sweeps import search
+from sparring.services.sweeps.command import _begin
 from sparring.services.sweeps.following import POINTS, Progress
 from sparring.services.sweeps.results import lines, ranked
 from sparring.services.sweeps.search import STUDY_FILE, Search, importance, open_study, outcomes
 from sparring.services.sweeps.space import Sweep
-from tests.sweeps.sweep_fakes import BATCH, RATE, SPACE, FakeRun, FakeRuns, interval, read
+from tests.sweeps.sweep_fakes import BATCH, CONFIG, RATE, SPACE, FakeRun, FakeRuns, interval, read
 
 pytestmark = pytest.mark.anyio
 
@@ -175,10 +177,11 @@ async def test_values_that_cannot_be_run_together_are_no_trial(tmp_path: Path) -
     assert {values[BATCH] for _, values, *_ in runs.started} <= {16, 32}
 
 
-async def test_search_without_possible_values_is_refused(tmp_path: Path) -> None:
+async def test_search_without_possible_values_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "_MOST_REFUSED", 5)
     sweep = read(tmp_path, f"trials: 4\nspace: {{{BATCH}: {{choices: [16, 32, 64]}}}}")
     session = Session(sweep, tmp_path, FakeRuns(good), lambda _: "too large")
-    with pytest.raises(SettingsError, match=r"got 100 combinations .*\ntoo large"):
+    with pytest.raises(SettingsError, match=r"got 5 combinations .*\ntoo large"):
         await session.search.run()
 
 
@@ -199,6 +202,20 @@ async def test_every_sampler_runs_with_every_pruner(tmp_path: Path, sampler: str
     session = Session(sweep, tmp_path, FakeRuns(good))
     assert await session.search.run()
     assert set(states(session.study)) <= {TrialState.COMPLETE, TrialState.PRUNED}
+
+
+def test_sweep_goes_on_as_it_was_but_for_its_size_and_pruner(tmp_path: Path) -> None:
+    def begin(space: str, config: str = CONFIG, *, resume: bool = True) -> None:
+        _begin(read(tmp_path, space + SPACE, config), tmp_path, resume=resume, force=False)
+
+    with pytest.raises(SettingsError, match="which holds no sweep"):
+        begin("")
+    begin("trials: 3\n", resume=False)
+    begin("trials: 5\nparallel: 2\npruner: none\n")
+    with pytest.raises(SettingsError, match="got --resume with another steps, seed, the configuration; expected"):
+        begin("seed: 5\nsteps: 900\n")
+    with pytest.raises(SettingsError, match="got --resume with another the configuration; expected"):
+        begin("trials: 3\n", CONFIG.replace("num_layers: 1", "num_layers: 2"))
 
 
 def test_objective_is_the_mean_of_the_last_episodes_and_points_are_passed_once() -> None:
