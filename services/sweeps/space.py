@@ -9,9 +9,9 @@ from typing import Final, Literal, Self
 import numpy as np
 from pydantic import BaseModel, Field, model_validator
 
-from sparring.pipeline.coordination.settings import SettingsModel
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.files import Json
+from sparring.pipeline.networks.settings import StrictSettings
 from sparring.pipeline.settings import Settings, read
 from sparring.pipeline.settings.document import Entry, Place, Problem, parse, refuse
 from sparring.pipeline.settings.document import Path as KeyPath
@@ -27,7 +27,7 @@ _EXAMPLE: Final = "space: {behaviors.Ball.hyperparameters.learning_rate: {low: 1
 # ---------------------------------------------------------------- the file
 
 
-class Parameter(SettingsModel):
+class Parameter(StrictSettings):
     """Names the values of one key: `choices`, or those from `low` to `high`.
 
     Attributes:
@@ -64,7 +64,7 @@ class Parameter(SettingsModel):
 _ROUNDING: Final = 1e-6
 
 
-class PopulationSettings(SettingsModel):
+class PopulationSettings(StrictSettings):
     """Configures population-based training.
 
     Attributes:
@@ -84,7 +84,7 @@ class PopulationSettings(SettingsModel):
     matches: int = Field(default=20, ge=1)
 
 
-class SweepSettings(SettingsModel):
+class SweepSettings(StrictSettings):
     """Holds a file that says what a sweep tries.
 
     Attributes:
