@@ -31,7 +31,7 @@ from sparring.pipeline.learning.buffer import Batch, SegmentBuffer
 from sparring.pipeline.learning.minibatches import Minibatch
 from sparring.pipeline.learning.optimizer import Adam
 from sparring.pipeline.learning.poca import BASELINE_WEIGHT, POCA
-from sparring.pipeline.learning.ppo import VALUE_WEIGHT
+from sparring.pipeline.learning.ppo import VALUE_WEIGHT, hyperparameters_of
 from sparring.pipeline.learning.settings import Coefficients, Hyperparameters, TrainerSettings
 from sparring.pipeline.messages.codec import encode
 from sparring.pipeline.messages.segments import Segments, TeammateSegments
@@ -155,7 +155,8 @@ class Copying:
 
     def update(self, batch: Batch) -> None:
         """Runs an update: values and baselines of every row, returns of every member, minibatches of single rows."""
-        hyper, coefficients = SETTINGS.hyperparameters, Coefficients.at(SETTINGS, 0)
+        hyper = hyperparameters_of(SETTINGS)
+        coefficients = Coefficients.at(hyper, 0)
         with torch.no_grad():
             parts = [self.estimate(self.own[p], self.teammates[p], self.teammates_done[p]) for p in chunks_of(STEPS)]
             values, baselines = (torch.cat(column).numpy() for column in zip(*parts, strict=True))

@@ -27,7 +27,6 @@ from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.learning.settings import (
     BehavioralCloningSettings,
     CuriositySettings,
-    ExtrinsicSettings,
     GailSettings,
     Hyperparameters,
     RewardSignals,
@@ -91,7 +90,7 @@ def main() -> None:
             settings = TrainerSettings(
                 hyperparameters=Hyperparameters(batch_size=BATCH, buffer_size=BUFFER, num_epoch=EPOCHS),
                 network_settings=NetworkSettings(hidden_units=args.units),
-                reward_signals=RewardSignals(extrinsic=ExtrinsicSettings(), **signals),
+                reward_signals=RewardSignals.model_validate({"extrinsic": {}, **signals}),
                 behavioral_cloning=BehavioralCloningSettings(demo_path=path) if name == "cloning" else None,
             )
             learners[name] = Learner("Test", SPEC, settings, 1)

@@ -86,7 +86,8 @@ class Run:
         """Returns the steps trained in a window, and its length."""
         self.bad.touch() if bad else self.bad.unlink(missing_ok=True)
         time.sleep(1.0)  # the writer looks every half second
-        (first, began), _ = self.progress(), time.sleep(seconds)
+        first, began = self.progress()
+        time.sleep(seconds)
         last, ended = self.progress()
         return last - first, ended - began
 
@@ -122,11 +123,12 @@ def main() -> int:
                     pair_rates[bad] = trained / passed_s
                 ratios.append(pair_rates[True] / pair_rates[False])
             counts = run.end()
-        bad, good = (steps[kind] / times[kind] for kind in (True, False))
-        worst = min(worst, bad / good)
+        faulty, sound = (steps[kind] / times[kind] for kind in (True, False))
+        worst = min(worst, faulty / sound)
         spread = f"pairs from {min(ratios):.3f} to {max(ratios):.3f}, median {statistics.median(ratios):.3f}"
         print(
-            f"{case:6} {bad:,.0f} / {good:,.0f} steps a second = {bad / good:.3f} (bar {BAR}); {spread}; {dict(counts)}"
+            f"{case:6} {faulty:,.0f} / {sound:,.0f} steps a second = {faulty / sound:.3f} (bar {BAR}); {spread}; "
+            f"{dict(counts)}"
         )
         sys.stdout.flush()
     return 0 if worst >= BAR else 1

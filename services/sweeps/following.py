@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final, Literal, Protocol
 
 from sparring.pipeline.files import Json
-from sparring.services.api.events import Event
+from sparring.pipeline.monitoring.events import Event
 from sparring.services.api.runs import RunResult
 
 POINTS: Final = 20

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 
 from sparring.pipeline.errors import SettingsError
-from sparring.services.api.events import Event
+from sparring.pipeline.monitoring.events import Event
 from sparring.services.api.runs import RunFailed, RunResult
 from sparring.services.sweeps.space import Sweep, read_sweep
 
