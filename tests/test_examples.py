@@ -78,3 +78,26 @@ def test_example_in_python_trains_and_plays(tmp_path: Path, commands: Path) -> N
     assert intervals
     assert float(re.fullmatch(r"the pole stands for (\d+) of 500 steps", last)[1]) > 195, last
     assert script.name in (DOCS / "python.md").read_text()
+
+
+NOTEBOOK = """
+import sys
+import nbclient
+import nbformat
+
+notebook = nbformat.read(sys.argv[1], as_version=4)
+nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3").execute()
+outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+print("plots", sum("image/png" in output.get("data", {}) for output in outputs))
+print("".join(output.get("text", "") for output in outputs))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_notebook_trains_plots_loads_and_acts(tmp_path: Path, commands: Path) -> None:
+    """In a kernel of the installed environment, which has a running event loop."""
+    printed = run(tmp_path, str(commands / "python"), "-c", NOTEBOOK, str(EXAMPLES / "notebook.ipynb"))
+    assert "plots 1" in printed
+    assert int(re.search(r"the pole stands for (\d+) of 500 steps", printed)[1]) > 50, printed
+    assert "notebook.ipynb" in (DOCS / "python.md").read_text()
