@@ -21,7 +21,7 @@ from sparring.pipeline.export.layout import trained_policy
 from sparring.pipeline.games.registry import make, names
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.networks.settings import NetworkSettings
-from sparring.pipeline.settings import Settings
+from sparring.pipeline.settings import Settings, explain
 from sparring.pipeline.settings.load import parse_settings
 from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
 from sparring.pipeline.stepping.policies import NetworkPolicy
@@ -48,7 +48,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def forget() -> None:
-    for cached in (plugins.names, plugins.load, plugins._found):
+    for cached in (plugins.names, plugins.load, plugins._found, explain.models, explain.all_keys):
         cached.cache_clear()
 
 

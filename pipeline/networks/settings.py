@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationInf
 from pydantic_core import InitErrorDetails, ValidationError
 
 from sparring.pipeline import plugins
-from sparring.pipeline.errors import ExplainedError, SettingsError
+from sparring.pipeline.errors import ExplainedError, SettingsError, did_you_mean
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 if TYPE_CHECKING:
@@ -73,8 +73,11 @@ def typed_section(group: str, value: Any, info: ValidationInfo) -> Any:
         )
     name = value.get("type")
     if not isinstance(name, str):
+        misspelt = () if "type" in value else tuple(key for key in value if did_you_mean(key, ["type"]))
+        found = [InitErrorDetails(type="extra_forbidden", loc=(key,), input=value[key]) for key in misspelt]
         kind = "string_type" if "type" in value else "missing"
-        raise ValidationError.from_exception_data(group, [InitErrorDetails(type=kind, loc=("type",), input=name)])
+        missing = [InitErrorDetails(type=kind, loc=("type",), input=name)]
+        raise ValidationError.from_exception_data(group, found or missing)
     try:
         model = plugin(group, name)
     except ValueError as error:

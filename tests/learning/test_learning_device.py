@@ -12,7 +12,7 @@ import torch
 
 from sparring.pipeline.learning.checkpoints import Checkpoint
 from sparring.pipeline.learning.learner import Learner
-from sparring.pipeline.learning.settings import BehavioralCloningSettings, TrainerSettings
+from sparring.pipeline.learning.settings import BehavioralCloningSettings, PPOHyperparameters, TrainerSettings
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.state import PolicyWeights
 from sparring.pipeline.networks import device as border
@@ -57,7 +57,9 @@ def settings_of(
 
 def played_records(settings: TrainerSettings, spec: BehaviorSpec) -> list[Segments]:
     """Returns segments that a policy of these settings plays."""
-    plain = {"trainer_type": "ppo", "behavioral_cloning": None, "reward_signals": signals_of(["extrinsic"])}
+    hyper = PPOHyperparameters.model_validate(settings.hyperparameters.model_dump())
+    plain = {"trainer_type": "ppo", "hyperparameters": hyper, "behavioral_cloning": None}
+    plain["reward_signals"] = signals_of(["extrinsic"])
     one = algorithm_of("Test", spec, settings.model_copy(update=plain), torch.Generator().manual_seed(5))
     carried: dict[int, Any] = {}
     return [record_of(played(one, seed=seed, carried_by_agent=carried)) for seed in range(2)]

@@ -10,6 +10,7 @@ from torch.distributions import Categorical, Normal
 from sparring.pipeline.errors import CheckpointError, ServiceError
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.learning.minibatches import RecurrentState
+from sparring.pipeline.learning.ppo import hyperparameters_of
 from sparring.pipeline.learning.settings import (
     Coefficients,
     ExtrinsicSettings,
@@ -89,7 +90,7 @@ def returns_normalized(values):
 def test_update_follows_the_gradient_of_the_paper():
     one = fed(learner(batch_size=64, num_epoch=1), masked=True, terminated=[True, False])
     ppo, batch = one._algorithm, one._buffer.take()
-    coefficients = Coefficients.at(one.settings, 0)
+    coefficients = Coefficients.at(hyperparameters_of(one.settings), 0)
     loss, policy, value, entropy = plain_loss(ppo, batch, coefficients.epsilon, coefficients.beta)
     ppo.optimizer.gradient.zero_()
     loss.backward()

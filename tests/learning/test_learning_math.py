@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from sparring.pipeline.learning import losses
-from sparring.pipeline.learning.settings import Coefficients, Hyperparameters, TrainerSettings, scheduled
+from sparring.pipeline.learning.ppo import hyperparameters_of
+from sparring.pipeline.learning.settings import Coefficients, Hyperparameters, scheduled
 from tests.learning.learning_helpers import small_settings
 
 
@@ -74,13 +75,13 @@ def test_schedule_never_rises():
 
 def test_schedules_end_at_the_documented_values():
     settings_ = small_settings()
-    start, end = Coefficients.at(settings_, 0), Coefficients.at(settings_, settings_.max_steps)
+    start, end = (Coefficients.at(hyperparameters_of(settings_), progress) for progress in (0, 1))
     assert (start.learning_rate, start.epsilon, start.beta) == pytest.approx((1e-3, 0.2, 5e-3))
     assert (end.learning_rate, end.epsilon, end.beta) == (1e-10, 0.1, 1e-5)
 
 
 def test_each_schedule_has_its_own_switch():
     hyper = Hyperparameters(beta_schedule="constant")
-    half = Coefficients.at(TrainerSettings(hyperparameters=hyper, max_steps=100), 50)
+    half = Coefficients.at(hyper, 0.5)
     assert half.beta == hyper.beta
     assert half.epsilon == pytest.approx(0.15)

@@ -220,7 +220,7 @@ def test_every_step_follows_the_gradient_of_the_loss(variant, clip):
     poca, groups, batch = played(
         VARIANTS[variant], count=4, learning_rate=0.02, batch_size=8, clip_value_loss=clip, num_epoch=2
     )
-    coefficients, parts = Coefficients.at(poca.settings, 0), poca.actor.actions.continuous + 2
+    coefficients, parts = Coefficients.at(poca.hyper, 0), poca.actor.actions.continuous + 2
     estimated(poca, batch)  # the largest group must be known to the twin
     values, baselines = walked(poca, groups)
     returns, of_step = targets_by_hand(groups, values, baselines)

@@ -89,7 +89,7 @@ def test_every_step_follows_the_gradient_within_each_window(variant):
     groups = groups[half:]
     walked, named, timesteps = walk(groups), sequences_of(groups), timesteps_of(groups)
     returns, of_step = targets_by_hand(groups, walked[0], walked[1])
-    coefficients, parts = Coefficients.at(poca.settings, 0), poca.actor.actions.continuous + 2
+    coefficients, parts = Coefficients.at(poca.hyper, 0), poca.actor.actions.continuous + 2
     real, gradient, counts = poca._step, poca.optimizer.gradient, []
 
     def compared(targets, part, *others):
