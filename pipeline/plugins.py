@@ -85,9 +85,15 @@ def origin(group: str, name: str) -> str:
 
 
 @cache
+def _installed() -> Any:  # a class that depends on the version of Python
+    """Returns all entry points: reading the metadata of all packages takes as long for one group as for all."""
+    return entry_points()
+
+
+@cache
 def _found(group: str) -> dict[str, list[EntryPoint]]:
     """Returns the entry points by name; a package that is found twice, as an editable one may be, counts once."""
-    ordered = sorted(entry_points(group=group), key=lambda one: one.dist is None or one.dist.name != _OWN)
+    ordered = sorted(_installed().select(group=group), key=lambda one: one.dist is None or one.dist.name != _OWN)
     found: dict[str, dict[tuple[str, str], EntryPoint]] = {}
     for one in ordered:
         found.setdefault(one.name, {})[_package(one), one.value] = one

@@ -48,7 +48,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def forget() -> None:
-    for cached in (plugins.names, plugins.load, plugins._found, explain.models, explain.all_keys):
+    for cached in (plugins.names, plugins.load, plugins._found, plugins._installed, explain.models, explain.all_keys):
         cached.cache_clear()
 
 

@@ -29,6 +29,7 @@ from typing import Final, NoReturn
 
 from setproctitle import setproctitle
 
+from sparring.pipeline import plugins
 from sparring.services.process.lifeline import adopt_orphans, end_at_close, resume_with_parent
 
 MODULES: Final = (
@@ -283,6 +284,7 @@ def main(arguments: Sequence[str]) -> list[str]:
     resume_with_parent()
     for module in arguments[1:]:
         importlib.import_module(module)
+    plugins.names(plugins.TRAINERS)  # children need not read the metadata of all installed packages
     gc.collect()
     gc.freeze()  # imported modules stay: a collection that visits them would copy their pages into each child
     return serve(socket.socket(fileno=int(arguments[0])))

@@ -16,7 +16,7 @@ from anyio.abc import TaskGroup
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.queues.interface import Transport
 from sparring.pipeline.queues.zmq import ZmqTransport
-from sparring.services.process.hosting import HostedService, ProcessHost, Task
+from sparring.services.process.hosting import SPARRING, HostedService, ProcessHost, Task
 from sparring.services.process.lifeline import CORES_VARIABLE
 from sparring.services.process.runtime import Context
 from sparring.services.supervision.topology import ServicePlan, SimulatorPlan, Topology, WriterPlan
@@ -48,10 +48,12 @@ class Processes:
     Attributes:
         topology: of the run; saved in its folder.
         host: starts the processes.
+        forks: from a process that has imported what services need; False where a writer alone would need that.
     """
 
     topology: Topology
     host: ProcessHost
+    forks: bool = True
 
     async def start(self, plan: Plan, incarnation: str, *, first: bool) -> HostedService:
         """Starts a part; raises as `Host.start`."""
@@ -60,6 +62,8 @@ class Processes:
             return self.host.watched(plan.name, plan.command, {**plan.environment, CORES_VARIABLE: cores})
         if isinstance(plan, WriterPlan):
             arguments = ["writer", plan.writer, "--run", str(self.topology.run.directory), *self._cores(plan)]
+            if not self.forks:
+                return self.host.start(plan.name, [*SPARRING, *arguments], {"OMP_NUM_THREADS": "1"})
             return await self.host.forked(plan.name, arguments, {"OMP_NUM_THREADS": "1"})
         output = sys.stdout.buffer if plan.name == "monitor" else None
         return await self.host.forked(plan.name, *self._service(plan, incarnation, first=first), output)

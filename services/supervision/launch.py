@@ -269,7 +269,12 @@ async def _as_tasks(topology: Topology, grow: Grow, processes: ProcessHost) -> S
 
     hub = MemoryHub()
     async with anyio.create_task_group() as tasks:
-        host = Tasks(topology, Processes(topology, processes), tasks, lambda start: MemoryTransport(hub, start=start))
+        host = Tasks(
+            topology,
+            Processes(topology, processes, forks=False),
+            tasks,
+            lambda start: MemoryTransport(hub, start=start),
+        )
         async with MemoryTransport(hub, start=f"supervisor.{secrets.token_hex(3)}") as transport:
             status = await Supervisor(host, transport, grow).supervise()
         if hanging := host.hanging:  # the interpreter would wait for their threads forever
