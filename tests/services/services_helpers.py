@@ -70,6 +70,7 @@ class Training:
     `prefix`: words before the command.
     `export`: checkpoints are exported beside the run.
     `forked`: it is started without its imports, if none of the others is given.
+    `tensorboard`: the run has the writer that every run has by default, a process more.
     """
 
     def __init__(
@@ -82,10 +83,12 @@ class Training:
         prefix: Sequence[str] = (),
         export: bool = False,
         forked: bool = True,
+        tensorboard: bool = False,
     ) -> None:
         self.directory = results / run_id
         words = ["train", *arguments, "--results-dir", str(results), "--run-id", run_id]
         words += [] if export else ["--no-export"]
+        words += [] if tensorboard else ["--set", "writers.tensorboard=false"]
         if forked and sys.platform == "linux" and not (apart or prefix or export):
             self._watch(start(words, environment))
         else:

@@ -60,7 +60,7 @@ def kill_in_turn(training: Training, *parts: str) -> dict[str, Any]:
 
 
 def test_run_completes_with_balanced_step_counts_and_all_files(tmp_path: Path) -> None:
-    training = Training(tmp_path, str(config(tmp_path, max_steps=20_000)))
+    training = Training(tmp_path, str(config(tmp_path, max_steps=20_000)), tensorboard=True)
     step_counts = finish(training)
     result = training.summary["behaviors"]["Balance"]
     assert result["steps"] == step_counts["trained"] >= 20_000
