@@ -131,8 +131,12 @@ def test_the_bridge_listens_at_the_given_address() -> None:
     port = unity.player().port
     while True:
         with contextlib.suppress(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.2", port)).close()
+            probe = socket.create_connection(("127.0.0.2", port), LONG_S)
             break
+    with probe:  # until the bridge has closed its end, which would otherwise be open when its loop ends
+        probe.shutdown(socket.SHUT_WR)
+        while probe.recv(4096):
+            pass
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
     unity._events.put(player_fault("the end of the test", ""))
