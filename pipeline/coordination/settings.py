@@ -61,7 +61,7 @@ class Candidate(NamedTuple):
 
 
 class OpponentSampling(StrictSettings):
-    """How a snapshot is sampled as an opponent; a plug-in derives from it.
+    """How a snapshot is sampled as an opponent; a plug-in is a subclass.
 
     Attributes:
         type: name of the plug-in.

@@ -24,7 +24,7 @@ _CLONING = "cloning."
 
 
 class Algorithm(ABC):
-    """Trains the networks of one behavior; a trainer's plug-in derives from it.
+    """Trains the networks of one behavior; a trainer's plug-in is a subclass.
 
     Attributes:
         networks: actor and critic; a checkpoint holds all their modules, and what acts is the actor.

@@ -32,7 +32,7 @@ BETA_END: Final = 1e-5
 
 
 class TrainerHyperparameters(StrictSettings):
-    """Configures an algorithm, and makes what it consists of; a trainer's plug-in derives from it.
+    """Configures an algorithm, and makes what it consists of; a trainer's plug-in is a subclass.
 
     Attributes:
         batch_size: steps in a minibatch.
@@ -235,7 +235,7 @@ EXTRINSIC: Final = "extrinsic"
 
 
 class SignalSettings(StrictSettings):
-    """Holds the settings common to all reward signals; a signal's plug-in derives from it, or from `IntrinsicSettings`.
+    """Holds the settings common to all reward signals; a plug-in is a subclass of it, or of `IntrinsicSettings`.
 
     Attributes:
         gamma: discount of a later reward, per decision.

@@ -126,7 +126,7 @@ class Critic(_EncodedBody):
 class Actor(_EncodedBody):
     """Implements a policy: encoder, body, and one head of means and logits, with a separate log sigma.
 
-    A trainer with another distribution derives from it: `gains` for the outputs of the body, of which the logits of the
+    a trainer with another distribution has a subclass: `gains` for the outputs of the body, of which the logits of the
     branches are last, `sampler` and `executed` for acting, `continuous` and `continuous_onnx` for exported models.
 
     Args:

@@ -129,7 +129,7 @@ def each(values: dict[str, Any], read: Callable[[str, Any], Any]) -> dict[str, A
 
 
 class EncoderSettings(StrictSettings):
-    """Configures the encoder of one observation; a plug-in derives from it.
+    """Configures the encoder of one observation; a plug-in is a subclass.
 
     Attributes:
         type: name of the encoder.
