@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,33 @@ def test_packages_have_the_size_that_their_documentation_states() -> None:
     for package, most in (("own_trainer/sparring_a2c", 150), ("own_signal/sparring_surprise", 40)):
         lines = [line for file in (EXAMPLES / package).glob("*.py") for line in file.read_text().splitlines() if line]
         assert len(lines) <= most, package
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("kit", "compiler", "program"),
+    [
+        ("cpp", "c++ -std=c++17 -O0 -pthread corridor.cpp -o corridor", "./corridor"),
+        ("js", "node -v", "node corridor.mjs"),
+    ],
+)
+def test_kit_keeps_every_rule_of_the_protocol_and_learns(
+    tmp_path: Path, commands: Path, kit: str, compiler: str, program: str
+) -> None:
+    """The commands of docs/clients.md; the shortest way through the corridor earns 0.97, and chance less than 0.8."""
+    if shutil.which(compiler.split()[0]) is None:
+        pytest.skip(f"no {compiler.split()[0]}")
+    sparring, folder = str(commands / "sparring"), tmp_path / kit
+    shutil.copytree(EXAMPLES / kit, folder)
+    run(folder, *compiler.split())
+    verdicts = json.loads(run(folder, sparring, "compliance", "--json", "--timeout", "5", "--", *program.split()))
+    assert [verdict for verdict in verdicts if verdict["status"] != "PASS"] == []
+    assert len(verdicts) > 25
+    limits = ["--in-process", "--seed", "1", "--run-id", "run", "--set", "writers.tensorboard=false"]
+    run(folder, sparring, "train", "corridor.yaml", *limits)
+    summary = json.loads((folder / "results" / "run" / "summary.json").read_text())
+    assert summary["behaviors"]["Corridor"]["reward_mean_last100"] > 0.9
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ GOAL: dict[str, Any] = {
     },
     "simulators": [{"name": "goal"}],
     "pipeline": {"mode": "lockstep", "export": False},
+    "writers": {"tensorboard": False},
 }
 ENDLESS = {"behaviors.Goal.max_steps": 10**9}
 
