@@ -178,7 +178,7 @@ def test_trainer_of_a_package_brings_its_section_actor_budget_and_export(site: P
     install(site, "squash", "squashed = squash:Squashed", SQUASHED, "trainers")
     settings = parse_settings(CONFIG, "run.yaml").settings
     behavior = settings.behaviors["A"]
-    assert settings.budget("A") == 8
+    assert settings.step_budget(settings.behaviors["A"]) == 8
     assert behavior.hyperparameters.model_dump(exclude_unset=True) == {"tau": 0.01, "buffer_size": 64}
     assert Settings.model_validate_json(json.dumps(settings.written)) == settings
     with pytest.raises(SettingsError, match=r"run.yaml:1: .*tua'; expected one of .*did you mean tau"):
@@ -209,7 +209,7 @@ def test_checkpoint_of_a_trainer_that_is_not_installed_names_it(site: Path) -> N
     checkpoint = Learner("A", SPEC, parse_settings(CONFIG, "run.yaml").settings.behaviors["A"], seed=1).checkpoint()
     (site / "squash-1.2.dist-info" / "entry_points.txt").unlink()
     forget()
-    with pytest.raises(SettingsError, match=r"got 'squashed'; expected one of bc, poca, ppo; .*sparring.trainers"):
+    with pytest.raises(SettingsError, match=r"got 'squashed'; expected one of bc, poca, ppo, sac; .*sparring.trainers"):
         trained_policy(checkpoint)
 
 

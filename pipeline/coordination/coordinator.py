@@ -205,7 +205,7 @@ class Coordinator:
             for term, steps in asdict(ledger.step_counts()).items():
                 yield f"step_counts.{term}/{name}", steps
             yield f"in_flight/{name}", ledger.in_flight
-            yield f"budget/{name}", ledger.budget
+            yield f"budget/{name}", ledger.limit
             yield f"episodes/{name}", ledger.episodes.episodes
             if (mean := ledger.episodes.reward_mean) is not None:
                 yield f"reward_mean_last100/{name}", mean

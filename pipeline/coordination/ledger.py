@@ -29,7 +29,10 @@ from sparring.pipeline.messages.incarnations import is_restart, precedes, servic
 
 LAST_EPISODES: Final = 100
 _NO_LEARNER: Final = records.LearnerState(behavior="", start="", version=0, updates=0, trained=0)
-_SETTINGS: Final = ("buffer_size", "overlap", "processes", "max_steps", "added", "most_agents", "budget")
+_SETTINGS: Final = (
+    *("buffer_size", "overlap", "processes", "max_steps"),
+    *("added", "most_agents", "budget", "agent_steps"),
+)
 
 
 @dataclass(slots=True)
@@ -107,13 +110,14 @@ class StepLedger:
     """Counts the steps of one behavior and shares out its budget; it is saved as it is.
 
     Args:
-        buffer_size: steps of an update.
+        buffer_size: least steps of an update.
         overlap: 1 lets one buffer be collected while another is trained, 0 is lockstep.
         processes: stepping processes that share the budget.
         max_steps: where the learner ends.
         added: only simulators have named the behavior; the run does not wait for it where it never steps.
         most_agents: of a stepping process.
-        budget: most steps in flight; 0 for (1 + overlap) x `buffer_size`.
+        budget: most steps in flight; 0 for (1 + overlap) updates.
+        agent_steps: an update has at least as many steps of each agent; 0 where their number does not matter.
 
     Attributes:
         sources: by incarnation of stepping.
@@ -133,6 +137,7 @@ class StepLedger:
     added: bool = False
     most_agents: int = 2**16
     budget: int = 0
+    agent_steps: int = 0
     sources: dict[str, SteppingSource] = field(default_factory=dict)
     learner: records.LearnerState = _NO_LEARNER
     version: int = 0
@@ -142,10 +147,18 @@ class StepLedger:
     reported: dict[str, int] = field(default_factory=dict)
     episodes: EpisodeCounts = field(default_factory=EpisodeCounts)
 
-    def __post_init__(self) -> None:
-        self.budget = self.budget or (1 + self.overlap) * self.buffer_size
-
     # ---------------------------------------------------------------- where the steps are
+
+    @property
+    def update_steps(self) -> int:
+        """Steps of an update."""
+        return max(self.buffer_size, self.agent_steps * self.agents)
+
+    @property
+    def limit(self) -> int:
+        """Most steps in flight."""
+        own = (1 + self.overlap) * self.update_steps
+        return max(self.budget, own) if self.agent_steps else self.budget or own
 
     @property
     def ghosts(self) -> int:
@@ -229,7 +242,7 @@ class StepLedger:
 
         More than two deaths can lose is no count but a mistake of a simulator, which `unaccounted` shows.
         """
-        if steps <= 2 * (self.budget + self.most_agents):
+        if steps <= 2 * (self.limit + self.most_agents):
             self.recovered += steps
 
     def replace(self, present: str) -> None:
@@ -296,15 +309,16 @@ class StepLedger:
     def allowances(self) -> dict[str, records.StepAllowance]:
         """Shares out what the budget has left, and returns the allowance of each living source."""
         living = {name: source for name, source in self.sources.items() if source.alive}
-        share = self.budget if self.processes == 1 else max(1, self.buffer_size // (2 * self.processes))
+        limit, update = self.limit, self.update_steps
+        share = limit if self.processes == 1 else max(1, update // (2 * self.processes))
         for source in sorted(living.values(), key=lambda one: one.unused):
-            room = self.budget - self.in_flight
+            room = limit - self.in_flight
             wanted = share - source.unused
             if (source.agents or not self.overlap) and room > 0 and 2 * wanted >= share:
                 source.allowance = max(source.allowance, source.produced) + min(room, wanted)
                 source.serial += 1
         # A flush is due once a whole buffer waits: with one source exactly at this number of its steps.
-        missing = self.buffer_size - (self.open - self.learner.training)
+        missing = update - (self.open - self.learner.training)
         # An update makes new room; steps produced before its weights arrive would be older than necessary.
         return {
             name: records.StepAllowance(
@@ -326,8 +340,8 @@ class StepLedger:
         basis = self.done + training
         marks = {name: source.produced for name, source in self.sources.items() if source.alive}
         since = sum(steps - self.flush.required_steps.get(name, 0) for name, steps in marks.items())
-        again = not training and 2 * since >= self.buffer_size
-        if self.open - training < self.buffer_size or (basis == self.flushed_at and not again):
+        again = not training and 2 * since >= self.update_steps
+        if self.open - training < self.update_steps or (basis == self.flushed_at and not again):
             return False
         self.flushed_at = basis
         self.flush = records.FlushRequest(serial=self.flush.serial + 1, required_steps=marks)

@@ -20,10 +20,13 @@ class CoordinationSettings(StrictSettings):
             is deterministic; None follows `threaded` of the behaviors, else `overlap`.
         max_policy_lag: a segment whose newest row is more policy versions old than this is
             dropped and counted, unless the learner would wait for lack of data.
+        step_budget: most steps in flight of a behavior whose trainer learns from steps of any age (sac), in overlap;
+            None for two updates, each with at least 16 steps of each agent.
     """
 
     mode: Mode | None = None
     max_policy_lag: int = Field(default=3, ge=1)
+    step_budget: int | None = Field(default=None, ge=1)
 
 
 class OpponentSettings(StrictSettings):

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -112,6 +113,7 @@ class Parts:
         ranks: of the processes that share minibatches.
         learns: False loads no demonstrations, for networks that only receive weights.
         files: demonstration files that were read.
+        replay_folder: where a replay has its files; None for a learner without a folder.
     """
 
     behavior: str
@@ -122,6 +124,7 @@ class Parts:
     ranks: Ranks = field(default_factory=Ranks)
     learns: bool = True
     files: list[DemonstrationFile] = field(default_factory=list)
+    replay_folder: Path | None = None
 
     def build(self) -> Algorithm:
         """Returns the algorithm of the settings, with new networks.

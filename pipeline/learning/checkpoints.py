@@ -6,6 +6,7 @@
                      state.json              all else, and the SHA-256 of the other two and of itself
     DIR/BEHAVIOR/recovery-000000013000-0008/ steps and version; the newest only
     DIR/BEHAVIOR/version                     highest version ever published, in decimal
+    DIR/BEHAVIOR/replay/                     steps of an off-policy trainer, if they are kept; see `replay`
 
 A checkpoint is written to a temporary folder, flushed to the disk and then renamed, and none is ever overwritten: a
 crash leaves the old ones and perhaps a `.partial-` folder, which the next save removes. If another lineage has reached
@@ -32,6 +33,8 @@ from sparring.pipeline.networks.arrays import Arrays, non_finite
 from sparring.pipeline.specs import names_a_folder
 
 FORMAT: Final = 1
+REPLAY: Final = "replay"
+"""Folder of the replay, below that of the behavior."""
 
 _NAMES: Final = re.compile(r"(checkpoint|recovery)-(\d+)(?:-(\d+))?")
 _TENSORS: Final = ("weights.safetensors", "optimizer.safetensors")

@@ -34,7 +34,6 @@ from sparring.pipeline.learning.settings import LEARNING_RATE_END, TrainerSettin
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.arrays import action_features
 from sparring.pipeline.networks.device import over
-from sparring.pipeline.networks.distributions import logits_of
 from sparring.pipeline.networks.encoders import Inputs
 from sparring.pipeline.networks.layers import Layout
 
@@ -171,9 +170,8 @@ def imitation_loss(
         discrete_BD: choices.
         masks_BK: True = forbidden.
     """
-    actions = actor.actions
-    loss = (head_BH[:, : actions.continuous] / actor.action_limit - continuous_BC).square().sum(1).mean()
-    for branch, logits_Bk in enumerate(logits_of(actions, head_BH[:, : actor.outputs], masks_BK)):
+    loss = (actor.scaled_means(head_BH) - continuous_BC).square().sum(1).mean()
+    for branch, logits_Bk in enumerate(actor.branch_logits(head_BH, masks_BK)):
         loss = loss + cross_entropy(logits_Bk, discrete_BD[:, branch])
     return loss
 

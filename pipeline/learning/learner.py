@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -43,6 +44,7 @@ class Learner:
         device: device of the networks (`networks.device`); all inputs and outputs are on the CPU.
         is_stopping: returns whether an update is to end after its present minibatch.
         ranks: of the processes that share its minibatches; one that stops goes on alone.
+        replay_folder: where a replay has its files; None keeps it in memory.
         version: version of the current weights; starts at 1 and only rises.
         updates: number of updates in the lineage of the current weights.
         trained: steps in that lineage.
@@ -62,6 +64,7 @@ class Learner:
     device: torch.device = field(default=CPU, kw_only=True)
     is_stopping: Callable[[], bool] = field(default=lambda: False, kw_only=True)
     ranks: Ranks = field(default_factory=Ranks, kw_only=True)
+    replay_folder: Path | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         settings = self.settings
@@ -153,10 +156,10 @@ class Learner:
 
     def size_of_update(self, everything: bool = False) -> int:
         """Returns the number of steps that `update` would train on now."""
-        return self._buffer.whole(self._buffer.steps if everything else self.settings.hyperparameters.update_steps)
+        return self._buffer.whole(self._wanted(everything) or self._buffer.steps)
 
     def update(self, everything: bool = False) -> UpdateReport:
-        """Trains on the oldest `buffer_size` steps, or on all of them; the resulting weights are a new version.
+        """Trains on the oldest `update_steps`, or on all there are; the resulting weights are a new version.
 
         A sequence of a recurrent network is never split; one that reaches beyond the last step waits. Once
         `is_stopping()`, the update ends after its present minibatch, and its steps count as trained.
@@ -168,7 +171,7 @@ class Learner:
             ValueError: the buffer holds fewer steps, or none.
             RankLost: another rank has ended.
         """
-        batch = self._buffer.take(None if everything else self.settings.hyperparameters.update_steps)
+        batch = self._buffer.take(self._wanted(everything))
         self._algorithm.is_stopping = self.is_stopping
         report = self._algorithm.update(batch, self.version, self.trained)
         if self.is_stopping():
@@ -242,6 +245,11 @@ class Learner:
         load_arrays(loaded.networks.modules, own)
         self._algorithm = loaded
 
+    def _wanted(self, everything: bool) -> int | None:
+        """Returns how many steps an update takes; None for all."""
+        hyper = self.settings.hyperparameters
+        return hyper.update_steps if hyper.splits_segments and not everything else None
+
     def _with_teammates_of(self, checkpoint: Checkpoint) -> Algorithm:
         """Returns an algorithm whose teammates are registered in a checkpoint's order: embeddings go by number."""
         teammates = checkpoint.description.get("teammates", {})
@@ -260,6 +268,7 @@ class Learner:
             device=self.device,
             ranks=self.ranks,
             learns=self.learns,
+            replay_folder=self.replay_folder,
         )
         built = parts.build()
         self.demo_files = tuple(dict.fromkeys(parts.files))

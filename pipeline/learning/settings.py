@@ -42,6 +42,8 @@ class TrainerHyperparameters(StrictSettings):
         groups: the algorithm trains on segments of whole groups, and learns from rewards of groups.
         has_limited_lag: segments that are older than `pipeline.max_policy_lag` versions are dropped.
         shares_minibatches: `pipeline.ranks` processes can share its minibatches.
+        splits_segments: an update takes exactly `update_steps`; otherwise it takes all segments that have arrived.
+        agent_steps: an update waits for at least as many steps of each agent; 0 where their number does not matter.
     """
 
     batch_size: int = Field(default=1024, ge=1)
@@ -52,6 +54,8 @@ class TrainerHyperparameters(StrictSettings):
     groups: ClassVar[bool] = False
     has_limited_lag: ClassVar[bool] = True
     shares_minibatches: ClassVar[bool] = True
+    splits_segments: ClassVar[bool] = True
+    agent_steps: ClassVar[int] = 0
 
     def algorithm(self, parts: Parts) -> Algorithm:
         """Builds the algorithm with its networks.
@@ -465,11 +469,6 @@ class TrainerSettings(StrictSettings):
     @field_validator("trainer_type")
     @classmethod
     def _known_trainer(cls, name: str) -> str:
-        if name == "sac":
-            raise ValueError(
-                "got 'sac', which is not offered; expected ppo, poca or bc; "
-                "write ppo and keep only the hyperparameters that ppo knows"
-            )
         plugin(plugins.TRAINERS, name)
         return name
 

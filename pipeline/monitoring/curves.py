@@ -24,6 +24,7 @@ PANELS: Final[Mapping[str, Mapping[str, str]]] = {
     "Reward per step": {REWARD_PER_STEP: ""},
     "Episode length (steps)": {"episode_length": ""},
     "Policy entropy": {"Policy/Entropy": ""},
+    "Entropy coefficient": {f"Policy/{kind.title()} Entropy Coeff": f": {kind}" for kind in ("continuous", "discrete")},
     "Losses": {"Losses/": ": "},
     "Change of policy by an update": {f"Update/{name}": f": {name}" for name in ("Approximate KL", "Clip Fraction")},
     "Fit of values, weights of stale steps": {

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sparring.pipeline.networks.arrays import Arrays, previous_features, to_environment
 from sparring.pipeline.networks.device import back, over, to_arrays
-from sparring.pipeline.networks.distributions import ActionSampler, Source
+from sparring.pipeline.networks.distributions import ActionSampler, Source, logits_of
 from sparring.pipeline.networks.encoders import Encoder, Inputs
 from sparring.pipeline.networks.layers import Layout, Recurrent
 from sparring.pipeline.networks.perceptron import BackwardFn, Perceptron, backpropagate
@@ -172,6 +172,10 @@ class Actor(_EncodedBody):
         """Returns actions [B, C] as simulators receive them, from raw samples."""
         return to_environment(continuous, self.action_limit)
 
+    def scaled_means(self, head_BH: Tensor) -> Tensor:
+        """Returns the means [B, C] of continuous actions, scaled for simulators and not clipped."""
+        return head_BH[:, : self.actions.continuous] / self.action_limit
+
     def continuous(self, head_BH: Tensor, *, sampled: bool) -> Tensor:
         """Returns continuous actions [B, C] as simulators receive them, sampled or the most likely ones.
 
@@ -205,6 +209,10 @@ class Actor(_EncodedBody):
     def logits(self, head_BH: Tensor) -> Tensor:
         """Returns the logits [B, K] of all branches."""
         return head_BH[:, self.outputs - self.actions.mask_size : self.outputs]
+
+    def branch_logits(self, head_BH: Tensor, masks_BK: Tensor | None) -> Sequence[Tensor]:
+        """Returns the logits [B, k] of each branch, those of forbidden choices far below all others."""
+        return logits_of(self.actions, self.logits(head_BH), masks_BK)
 
     def arrays(self) -> Arrays:
         """Returns copies of the weights needed for acting: all but the values' outputs."""

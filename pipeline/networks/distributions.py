@@ -172,11 +172,10 @@ def _logits(actions: ActionSpec, head_BH: Tensor, masks_BK: Tensor | None) -> Te
     return logits_BK.reshape(len(head_BH), len(actions.discrete), -1)
 
 
-def logits_of(actions: ActionSpec, head_BH: Tensor, masks_BK: Tensor | None) -> Sequence[Tensor]:
+def logits_of(actions: ActionSpec, logits_BK: Tensor, masks_BK: Tensor | None) -> Sequence[Tensor]:
     """Returns [B, k] logits of each branch, those of forbidden choices far below all others."""
     if not actions.discrete:
         return ()
-    logits_BK = head_BH[:, actions.continuous :]
     allowed_BK = logits_BK if masks_BK is None else logits_BK.masked_fill(masks_BK, FORBIDDEN)
     return allowed_BK.split_with_sizes(list(actions.discrete), dim=1)
 

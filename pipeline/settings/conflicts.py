@@ -38,7 +38,7 @@ def conflicts(settings: Settings) -> Iterator[Conflict]:
     """Yields all contradictions in `settings`."""
     sizes = list(_sizes(settings))
     yield from sizes
-    rules = (_any_behavior, _names, _mode, _sequences, _lessons, _opponents, _players, _devices, _ranks)
+    rules = (_any_behavior, _names, _mode, _budgets, _sequences, _lessons, _opponents, _players, _devices, _ranks)
     for rule in () if sizes else rules:
         yield from rule(settings)
 
@@ -132,6 +132,19 @@ def _mode(settings: Settings) -> Iterator[Conflict]:
             f"got {processes} stepping processes in lockstep; expected 1, because the order of rows is fixed; "
             "write stepping_processes: 1, or mode: overlap",
         )
+
+
+def _budgets(settings: Settings) -> Iterator[Conflict]:
+    """Finds a step budget that is used up before an update is due."""
+    budget = settings.pipeline.step_budget
+    for name, behavior in settings.behaviors.items() if budget is not None else ():
+        needed = behavior.hyperparameters.update_steps
+        if budget is not None and settings.step_budget(behavior) == budget < needed:
+            yield Conflict(
+                (("pipeline", "step_budget"),),
+                f"got {budget} with {name}, whose updates wait for {needed:,} new steps; expected at least as many; "
+                "raise or remove step_budget",
+            )
 
 
 def _sequences(settings: Settings) -> Iterator[Conflict]:

@@ -441,6 +441,13 @@ class Settings(StrictSettings):
             options |= {"path": own.env_path, "port": own.base_port}
         return SimulatorSettings(name="unity", count=count, areas=own.num_areas, options=options)
 
-    def budget(self, name: str) -> int:
-        """Returns the step budget of behavior `name`; that of PPO is (1 + overlap) x `buffer_size`."""
-        return self.behaviors[name].hyperparameters.step_budget(self.overlap)
+    def step_budget(self, behavior: BehaviorSettings) -> int:
+        """Returns the step budget of a behavior; that of PPO is (1 + overlap) x `buffer_size`."""
+        hyper = behavior.hyperparameters
+        own = None if hyper.has_limited_lag or not self.overlap else self.pipeline.step_budget
+        return own or hyper.step_budget(self.overlap)
+
+    def agent_steps(self, behavior: BehaviorSettings) -> int:
+        """Returns the least steps of each agent in an update; 0 where a setting or lockstep fixes their sum."""
+        is_fixed = not self.overlap or self.pipeline.step_budget is not None
+        return 0 if is_fixed else min(behavior.hyperparameters.agent_steps, behavior.time_horizon)

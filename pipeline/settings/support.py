@@ -36,12 +36,12 @@ def without_effect(settings: Settings) -> Iterator[str]:
         yield "debug: the files in logs/ always hold everything"
     for section, behavior in settings.sections.items():
         parameters = behavior.hyperparameters
-        if behavior.max_steps < parameters.buffer_size:
+        if parameters.splits_segments and behavior.max_steps < parameters.buffer_size:
             yield (
                 f"{section}.max_steps {behavior.max_steps}: "
                 f"the run ends after the first update, which trains buffer_size {parameters.buffer_size} steps"
             )
-        if behavior.time_horizon > parameters.buffer_size:
+        if parameters.splits_segments and behavior.time_horizon > parameters.buffer_size:
             yield (
                 f"{section}.time_horizon {behavior.time_horizon}: "
                 f"segments are flushed when buffer_size {parameters.buffer_size} is reached"

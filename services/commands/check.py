@@ -83,7 +83,7 @@ def summary(settings: Settings, *, insecure: bool = False) -> Iterator[str]:
     """Describes what would run, line by line."""
     yield f"mode: {settings.mode}: {_MODES[settings.mode]}"
     for name, behavior in settings.behaviors.items():
-        yield f"behavior {name}: {_behavior(behavior)}, at most {settings.budget(name):,} in flight"
+        yield f"behavior {name}: {_behavior(behavior)}, at most {settings.step_budget(behavior):,} in flight"
     if settings.unnamed is not None:
         other = "any other behavior" if settings.behaviors else "any behavior"
         yield f"{other} that a simulator names: {_behavior(settings.unnamed)}"

@@ -137,7 +137,7 @@ class Run:
             processes = 1 if name else len(self.stepping)  # steps:1 is of one of them
             return Capacity(messages=limits.step_batches, steps=_SHARES * agents * processes, senders=processes)
         behavior = self.behavior(name)
-        budget = behavior.hyperparameters.step_budget(settings.overlap)
+        budget = settings.step_budget(behavior)
         most = max(2 * budget, _SHARES * behavior.time_horizon)
         if behavior.hyperparameters.groups:  # a message holds at least one timestep of a whole group
             most = max(most, _SHARES * _LARGEST_GROUP)

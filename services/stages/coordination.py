@@ -184,7 +184,7 @@ class Coordination:
     def _warn_of_short_segments(self, name: str, ledger: StepLedger) -> None:
         """Warns once where a buffer holds so few steps of each agent that hardly a reward is seen in a segment."""
         horizon, agents = self._context.run.behavior(name).time_horizon, ledger.agents
-        steps = ledger.buffer_size / max(1, agents)
+        steps = ledger.update_steps / max(1, agents)
         if name in self._warned or steps >= min(_FEW_STEPS, horizon) or not agents:
             return
         self._warned.add(name)
@@ -195,7 +195,7 @@ class Coordination:
     def _note_waits(self, name: str, ledger: StepLedger) -> None:
         """Notes which stage stepping waits for where the budget is used up, and which one a learner without a spec."""
         progress, stepping = self._context.progress, self._context.run.stepping
-        if ledger.in_flight >= ledger.budget:
+        if ledger.in_flight >= ledger.limit:
             progress.waits(f"allowances/{name}", f"weights/{name}", f"learning-{name}")
         else:
             progress.works(f"allowances/{name}")
@@ -285,7 +285,8 @@ def add_behaviors(coordinator: Coordinator, context: Context, names: Iterable[st
         behavior = run.behavior(name)
         coordinator.ledgers[name] = StepLedger(
             buffer_size=behavior.hyperparameters.update_steps,
-            budget=behavior.hyperparameters.step_budget(run.settings.overlap),
+            budget=run.settings.step_budget(behavior),
+            agent_steps=run.settings.agent_steps(behavior),
             overlap=run.settings.overlap,
             processes=len(run.stepping),
             max_steps=behavior.max_steps,

@@ -21,7 +21,7 @@ import numpy as np
 from sparring.pipeline.coordination.ledger import LAST_EPISODES
 from sparring.pipeline.coordination.lessons import MOST_RECENT
 from sparring.pipeline.errors import QueueClosed
-from sparring.pipeline.learning.checkpoints import Checkpoint, CheckpointFolder, initial_folder, load
+from sparring.pipeline.learning.checkpoints import REPLAY, Checkpoint, CheckpointFolder, initial_folder, load
 from sparring.pipeline.learning.intake import Intake
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.learning.losses import UpdateReport
@@ -360,7 +360,8 @@ async def open_learning(context: Context, links: LearnerLinks, device: Device) -
     context.registry.histogram(f"lag/{name}", LAG_BOUNDS)
     spec, versions = await spec_of(context, links.coordination, name)
     settings, pipeline = run.settings.behaviors[name], run.settings.pipeline
-    make: Callable[[], Learner] = partial(Learner, name, spec, settings, run.seed, device=device)
+    replay = run.directory / name / REPLAY
+    make: Callable[[], Learner] = partial(Learner, name, spec, settings, run.seed, device=device, replay_folder=replay)
     if pipeline.ranks > 1:
         how = partial(lead, count=pipeline.ranks, timeout_s=pipeline.stall_timeout_s, device=device)
         make = partial(how, name, spec, settings, run.seed)

@@ -48,14 +48,14 @@ def playing_pipelines(*, processes: int = 2) -> st.SearchStrategy[PlayingPipelin
 
 def play_on(pipeline: PlayingPipeline, budgets: int = 3) -> None:
     """Plays `budgets` more step budgets."""
-    goal = len(pipeline.played) + budgets * pipeline.ledger.budget
+    goal = len(pipeline.played) + budgets * pipeline.ledger.limit
     for _ in range(60 * budgets):
         if len(pipeline.played) >= goal:
             return
         for _ in range(200):
             pipeline.step()
             in_flight = pipeline.numbers - len(pipeline.played) - len(pipeline.lost_by)
-            assert in_flight <= pipeline.ledger.budget + pipeline.frames + pipeline.unreported
+            assert in_flight <= pipeline.ledger.limit + pipeline.frames + pipeline.unreported
     raise AssertionError(f"stalled with {pipeline.ledger.in_flight} in flight")
 
 

@@ -36,7 +36,7 @@ def pipelines(
 def check_budget(pipeline: Pipeline) -> None:
     """Checks the true count of steps in flight: produced, and in no published update."""
     done = len(pipeline.trained) + len(pipeline.stale) + len(pipeline.lost_by)
-    assert pipeline.numbers - done <= pipeline.ledger.budget + pipeline.frames + pipeline.unreported
+    assert pipeline.numbers - done <= pipeline.ledger.limit + pipeline.frames + pipeline.unreported
 
 
 def check_identity(pipeline: Pipeline) -> None:
@@ -84,7 +84,7 @@ def test_without_a_crash_the_budget_holds_and_nothing_is_lost(pipeline: Pipeline
             run(pipeline, 1)
             ledger = pipeline.ledger  # a step that the learner reports before stepping does is open and unused
             ahead = sum(max(0, source.received - source.produced) for source in ledger.sources.values())
-            assert ledger.in_flight - ahead <= ledger.budget + pipeline.frames
+            assert ledger.in_flight - ahead <= ledger.limit + pipeline.frames
         pipeline.settle()
         check_step_counts(pipeline, is_complete=True)
         check_fed(pipeline)

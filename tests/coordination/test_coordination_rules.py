@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from sparring.pipeline.coordination.ledger import StepLedger
 from sparring.pipeline.messages.state import EARLIER, AssembledSteps
 from tests.coordination.ledger_parts import FIRST, OTHER, SECOND, THIRD, new_ledger, produced, state, terms
 
@@ -101,7 +102,7 @@ def test_a_checkpoint_with_more_steps_than_the_ledger_is_trusted() -> None:
     ledger.on_learner_state(state(2, trained=200, reached={FIRST: 60, EARLIER: 140}))
     ledger.on_produced(SECOND, produced(0))
     assert terms(ledger) == (200, 200, 0, 0, 0, 0)
-    assert ledger.allowances()[SECOND].steps == ledger.budget
+    assert ledger.allowances()[SECOND].steps == ledger.limit
 
 
 def test_recovered_steps_are_lost_at_both_ends_until_the_learner_receives_them() -> None:
@@ -227,3 +228,22 @@ def test_a_lost_or_new_source_renews_the_flush() -> None:
     ledger.on_produced(SECOND, produced(100, 1, 102))
     assert ledger.next_flush()
     assert (ledger.flush.required_steps, ledger.flush.serial) == ({SECOND: 100}, 4)
+
+
+def test_an_update_has_as_many_steps_of_each_agent_as_the_trainer_wants() -> None:
+    """The budget and the flushes follow the agents that are alive; a fixed budget stays."""
+    ledger = StepLedger(buffer_size=100, overlap=1, budget=200, agent_steps=16)
+    ledger.on_produced(FIRST, produced(0, agents=4))
+    assert (ledger.update_steps, ledger.limit) == (100, 200)
+    ledger.on_produced(FIRST, produced(0, agents=20))
+    assert (ledger.update_steps, ledger.limit) == (320, 640)
+    assert ledger.allowances()[FIRST].steps == 640
+    ledger.on_produced(FIRST, produced(319, serial=1, allowance=640, agents=20))
+    assert not ledger.next_flush()
+    ledger.on_produced(FIRST, produced(320, serial=1, allowance=640, agents=20))
+    assert ledger.next_flush()
+    ledger.retire(FIRST)
+    assert (ledger.update_steps, ledger.limit) == (100, 200)
+    fixed = StepLedger(buffer_size=100, overlap=1, budget=150)
+    fixed.on_produced(FIRST, produced(0, agents=20))
+    assert (fixed.update_steps, fixed.limit) == (100, 150)

@@ -13,7 +13,6 @@ from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
 from sparring.pipeline.messages.segments import Episodes, Segments
 from sparring.pipeline.networks.actor import Actor
-from sparring.pipeline.networks.arrays import to_environment
 from sparring.pipeline.networks.device import load_arrays
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
@@ -112,7 +111,7 @@ def play_goal(actions: ActionSpec, settings: TrainerSettings, seed: int, steps: 
     """Trains on the 1-D goal game with one agent; returns the mean return of the last `window` episodes."""
     spec = BehaviorSpec(observations=(ObservationSpec(name="goal", shape=(1,)),), actions=actions)
     learner = Learner("Goal", spec, settings, seed)
-    actor, random = Actor(spec, settings.network_settings), np.random.default_rng(seed)
+    actor, random = settings.hyperparameters.actor(spec, settings.network_settings), np.random.default_rng(seed)
     source = np.random.default_rng(seed + 1)
     load_arrays(actor, learner.weights().arrays)
     returns: deque[float] = deque(maxlen=window)
@@ -121,7 +120,7 @@ def play_goal(actions: ActionSpec, settings: TrainerSettings, seed: int, steps: 
     for _ in range(steps):
         seen = np.full((1, 1), goal, np.float32)
         continuous, discrete, log_prob = actor.frozen().act((seen,), None, source)
-        move = np.concatenate([to_environment(continuous)[0], discrete[0] * 2.0 - 1.0])
+        move = np.concatenate([actor.executed(continuous)[0], discrete[0] * 2.0 - 1.0])
         places = np.clip(places + 0.2 * move, -1, 1)
         over = bool((np.abs(places) >= 1).all())
         reward = 1.06 * float((places * goal).mean()) if over else -0.01

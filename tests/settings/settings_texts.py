@@ -223,6 +223,7 @@ writers:
 pipeline:
   mode: overlap
   max_policy_lag: 4
+  step_budget: 50000
   address: tcp://127.0.0.1:5005
   websocket_address: tcp://127.0.0.1:5010
   websocket_origins: ["http://localhost:8000"]
@@ -310,6 +311,25 @@ pipeline:
   interface: eth1
   keys: keys
   python_path: [environments]
+"""
+
+
+EVERY_KEY_OF_SAC = """\
+behaviors:
+  Pole:
+    trainer_type: sac
+    hyperparameters:
+      batch_size: 256
+      buffer_size: 200000
+      learning_rate: 5.0e-4
+      learning_rate_schedule: linear
+      buffer_init_steps: 1000
+      tau: 0.01
+      steps_per_update: 10.0
+      save_replay_buffer: true
+      init_entcoef: 0.5
+      reward_signal_steps_per_update: 20.0
+      n_step: 3
 """
 
 

@@ -72,6 +72,27 @@ def test_a_symmetric_self_play_file_of_ml_agents_that_is_not_threaded_is_lockste
     assert loaded(text).settings.overlap == 0
 
 
+def test_a_file_of_ml_agents_for_sac_is_valid() -> None:
+    text = """
+        behaviors:
+          Hall:
+            trainer_type: sac
+            hyperparameters: {learning_rate: 0.0003, learning_rate_schedule: constant, batch_size: 512,
+                              buffer_size: 200000, buffer_init_steps: 0, tau: 0.005, steps_per_update: 10.0,
+                              save_replay_buffer: false, init_entcoef: 0.1, reward_signal_steps_per_update: 10.0}
+            network_settings: {normalize: false, hidden_units: 128, num_layers: 2, vis_encode_type: simple,
+                               memory: {sequence_length: 64, memory_size: 128}}
+            reward_signals: {extrinsic: {gamma: 0.99, strength: 1.0}}
+            keep_checkpoints: 5
+            max_steps: 4000000
+            time_horizon: 64
+            summary_freq: 10000
+        """
+    found = loaded(text)
+    assert found.notices == ()
+    assert found.settings.behaviors["Hall"].hyperparameters.model_dump()["steps_per_update"] == 10.0
+
+
 def test_an_imitation_file_of_ml_agents_is_valid() -> None:
     behavior = loaded(
         """

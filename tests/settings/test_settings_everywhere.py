@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from sparring.pipeline.learning.sac_settings import SACHyperparameters
 from sparring.pipeline.settings import Settings
 from sparring.pipeline.settings.document import Entry, parse
 from sparring.pipeline.settings.explain import all_keys, known_keys, models
 from sparring.pipeline.settings.model import BehaviorSettings
-from tests.settings.settings_texts import EVERY_KEY, NAME, loaded, problems
+from tests.settings.settings_texts import EVERY_KEY, EVERY_KEY_OF_SAC, NAME, loaded, problems
 
 UNBOUNDED = {"initial_elo", "min_value", "max_value", "mean", "mass", "value"}
 
@@ -89,19 +90,21 @@ def test_the_sample_text_contains_every_key() -> None:
     networks = [f"{name}.network_settings" for name in ("extrinsic", "curiosity", "rnd")]
     alike = (*networks, "value.sampler_parameters")
     expected = {(section, key) for section, key in all_keys() if not any(part in section for part in alike)}
-    assert expected <= _written(parse(EVERY_KEY, NAME))
+    assert expected <= _written(parse(EVERY_KEY, NAME)) | _written(parse(EVERY_KEY_OF_SAC, NAME))
 
 
-def test_every_key_is_accepted_and_survives_json() -> None:
-    settings = loaded(EVERY_KEY).settings
+@pytest.mark.parametrize("text", [EVERY_KEY, EVERY_KEY_OF_SAC], ids=["others", "sac"])
+def test_every_key_is_accepted_and_survives_json(text: str) -> None:
+    settings = loaded(text).settings
     assert Settings.model_validate_json(settings.model_dump_json()) == settings
 
 
 def test_no_value_of_the_sample_text_is_a_default() -> None:
     settings = loaded(EVERY_KEY).settings
     ball = settings.behaviors["Ball"]
+    sac = loaded(EVERY_KEY_OF_SAC).settings.behaviors["Pole"].hyperparameters
     same = {"trainer_type", "beta_schedule", "train_model", "load_model", "resume", "inference"}
-    for model in (ball.hyperparameters, ball.network_settings, ball, settings.pipeline, settings.env_settings):
+    for model in (ball.hyperparameters, sac, ball.network_settings, ball, settings.pipeline, settings.env_settings):
         for key, info in type(model).model_fields.items():
             assert key in same or getattr(model, key) != info.default, key
 
@@ -195,6 +198,7 @@ def _fields() -> list[tuple[str, str, object]]:
     for section, model in models():
         heading = re.sub(r"(\.\*|\[\])$", "", section).rpartition(".")[2] or "Top level"
         heading = "environment_parameters" if heading == "value" else heading
+        heading = "Hyperparameters of sac" if model is SACHyperparameters else heading
         fields = model.model_fields
         made = {key: info.get_default(call_default_factory=True, validated_data={}) for key, info in fields.items()}
         found += [(heading, key, default) for key, default in made.items()]

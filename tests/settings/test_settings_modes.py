@@ -53,4 +53,5 @@ def test_several_stepping_processes_need_overlap(threaded: str) -> None:
 @pytest.mark.parametrize(("mode", "budget"), [("overlap", 24_000), ("lockstep", 12_000)])
 def test_the_step_budget_is_one_buffer_or_two_with_overlap(mode: str, budget: int) -> None:
     text = f"behaviors: {{A: {{hyperparameters: {{buffer_size: 12000}}}}}}\npipeline: {{mode: {mode}}}"
-    assert loaded(text).settings.budget("A") == budget
+    settings = loaded(text).settings
+    assert settings.step_budget(settings.behaviors["A"]) == budget

@@ -86,11 +86,6 @@ def test_defaults_need_not_be_complete() -> None:
     assert loaded(text).settings.behaviors["A"].hyperparameters.batch_size == 20480
 
 
-def test_sac_is_refused_by_name() -> None:
-    line = only_problem("behaviors: {A: {trainer_type: sac}}")
-    assert "got 'sac', which is not offered; expected ppo, poca or bc; write ppo" in line
-
-
 def test_a_minibatch_must_fit_into_the_buffer() -> None:
     line = only_problem("behaviors:\n  A:\n    hyperparameters:\n      buffer_size: 64\n")
     assert line.startswith(

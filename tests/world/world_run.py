@@ -267,7 +267,8 @@ class World:
         if not watch.violations and "coordination" not in self.died:
             rows = plan.setting.simulators * plan.setting.rules.areas * plan.setting.rules.members
             # A new assembly does not know the observations of decisions that wait: one more step of each agent.
-            most = max(map(self.run.settings.budget, plan.setting.names)) + 2 * rows
+            settings = self.run.settings
+            most = max(settings.step_budget(settings.behaviors[name]) for name in plan.setting.names) + 2 * rows
             run: RunState = watch.latest_records["coordination", "run"]
             links = sum(fault.kind in ("link", "reset", "hang", "slow", "crash") for fault in plan.faults)
             # Where a link has lost the last report of assembly, what that held counts as lost with it.

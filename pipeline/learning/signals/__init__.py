@@ -213,14 +213,24 @@ class Signals:
             extrinsic: the simulator's rewards, including those of an agent's group, `scaled`.
             steps: returns the networks' inputs; called only if there are networks.
         """
-        found: dict[str, Floats] = {}
         batch = steps() if self.sources else None
+        found = self.evaluate(extrinsic, batch)
+        if batch is not None:
+            for name in self.sources:
+                self._ended[name] = add_to_sums(self._sums[name], batch.agent_episodes, found[name], batch.ended)
+        return found
+
+    def evaluate(self, extrinsic: Floats, steps: Steps | None) -> dict[str, Floats]:
+        """Returns rewards as `begin`, for `learn`, and adds them to no episode.
+
+        Args:
+            extrinsic: the simulator's rewards, including those of an agent's group, `scaled`.
+            steps: the networks' inputs; None where no signal has networks.
+        """
+        found: dict[str, Floats] = {}
         for name, signal in self.settings.items():
-            if batch is None or name == EXTRINSIC:
-                found[name] = extrinsic * np.float32(signal.strength)
-                continue
-            found[name] = self.sources[name].begin(batch) * np.float32(signal.strength)
-            self._ended[name] = add_to_sums(self._sums[name], batch.agent_episodes, found[name], batch.ended)
+            own = extrinsic if steps is None or name == EXTRINSIC else self.sources[name].begin(steps)
+            found[name] = own * np.float32(signal.strength)
         return found
 
     def learn(self, at_B: Tensor) -> None:

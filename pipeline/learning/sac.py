@@ -1,0 +1,423 @@
+# ruff: noqa: N803, N806 (names end in their shape)
+"""Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905) trains on minibatches of all steps in a replay.
+
+Each gradient step samples a minibatch, and takes one step of Adam on three losses:
+
+    critics     1/2 (Q_i(s, a) - y)^2 for both, y = r + gamma V(s') and V(s') = min_i Q_i'(s', a') + alpha H(s')
+    policy      minus the mean of min_i Q_i(s, a) + alpha H(s), a sampled by the policy
+    alpha       log alpha (H(s) - target)
+
+Then the target critics Q' approach the critics by `tau`. It differs from the paper as follows:
+
+1. Discrete actions (Christodoulou 2019, arXiv 1910.07207): a critic estimates every choice of a branch at once, and
+   expectations over choices are exact. The value of a joint action is the sum of one value for each branch, each of
+   which also reads the continuous actions (ML-Agents: their mean), so that it fits a factorized policy.
+2. The continuous actions together, and each branch, have an entropy coefficient of their own. Targets are minus the
+   number of continuous actions, and 0.2 log n for a branch (ML-Agents), where n counts the choices that are allowed.
+3. Each reward signal has its own value in the critics. Each includes the entropy, and the policy maximizes their mean
+   (ML-Agents). Curiosity and rnd continue after the end of an episode with the mean value of the minibatch's following
+   observations; those of GAIL do so in proportion to how often demonstrations end, see `signals.gail`.
+4. `n_step` rewards are summed before the target critics estimate the rest, without a correction for the policy.
+5. All losses have one optimizer (the paper: one each); a step with a non-finite gradient is skipped for all of them.
+6. A recurrent network is trained on sequences. The actor continues from the memory that was stored at their start, the
+   critics from an empty one; critics remember the actions that they evaluate (ML-Agents).
+7. Observations are normalized by the running statistics of all steps that have arrived, those of the update included.
+
+B rows of a minibatch, r steps and s segments of a sample, C continuous actions, D branches, K choices of all branches,
+X values of an action for a signal: K, or 1 without branches; E kinds of action with an entropy coefficient; S reward
+signals, M values of a recurrent memory, P features of an action.
+"""
+
+from functools import partial
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sparring.pipeline.learning.actor_critic import ActorCritic
+from sparring.pipeline.learning.algorithm import Algorithm, Parts
+from sparring.pipeline.learning.buffer import Batch
+from sparring.pipeline.learning.losses import UpdateReport, lags
+from sparring.pipeline.learning.optimizer import of_finite
+from sparring.pipeline.learning.replay import Replay, Sample
+from sparring.pipeline.learning.sac_settings import SACHyperparameters
+from sparring.pipeline.learning.settings import LEARNING_RATE_END, scheduled
+from sparring.pipeline.learning.signals import Steps
+from sparring.pipeline.networks.actor import Actor, Critic
+from sparring.pipeline.networks.device import move_parameters, over
+from sparring.pipeline.networks.encoders import Inputs
+from sparring.pipeline.networks.layers import Layout
+from sparring.pipeline.networks.squashed import SquashedActor, squash
+from sparring.pipeline.specs import Array, BehaviorSpec, Floats, ObservationSpec
+
+DISCRETE_TARGET: Final = 0.2
+_ACTION: Final = "the action that is evaluated"
+
+
+class View(NamedTuple):
+    """Holds rows that networks evaluate together.
+
+    Attributes:
+        inputs: prepared observations [B, ...].
+        masks: [B, K] True = forbidden; None without branches.
+        layout: how the rows form sequences; None for networks without memory.
+        memory: [q, M] the actor's memory before each sequence.
+    """
+
+    inputs: Inputs
+    masks: Tensor | None
+    layout: Layout | None = None
+    memory: Tensor | None = None
+
+
+class Decisions(NamedTuple):
+    """Holds what a policy would do in some rows.
+
+    Attributes:
+        continuous: [B, C] sampled.
+        weights: [B, X] probability of each choice; ones without branches.
+        entropies: [B, E] of the sample for the continuous actions together, of the distribution for each branch.
+    """
+
+    continuous: Tensor
+    weights: Tensor
+    entropies: Tensor
+
+
+class Minibatch(NamedTuple):
+    """Holds what a gradient step trains on.
+
+    Attributes:
+        now: the observations of the decisions to evaluate.
+        continuous: [B, C] the actions that were taken.
+        chosen: [B, X] 1 for each choice that was taken; ones without branches.
+        following: the observations that decide the rest of the return, with those between for recurrent networks.
+        at: [B] which rows of `following` these are.
+        rewards: [B, S] discounted sums until then.
+        discounts: [B, S] of the value of what follows.
+        shares: [S] fraction of the mean value that follows the end of an episode.
+        terminated: [B, 1].
+    """
+
+    now: View
+    continuous: Tensor
+    chosen: Tensor
+    following: View
+    at: Tensor
+    rewards: Tensor
+    discounts: Tensor
+    shares: Tensor
+    terminated: Tensor
+
+
+class Measures(NamedTuple):
+    """Holds what a gradient step has found, detached.
+
+    Attributes:
+        policy: loss of the policy, a scalar.
+        critics: [2] mean squared errors.
+        entropies: [E] means.
+        values: [S] means of the targets.
+    """
+
+    policy: Tensor
+    critics: Tensor
+    entropies: Tensor
+    values: Tensor
+
+
+class SoftNetworks(ActorCritic):
+    """Combines an actor, two critics, their targets, and entropy coefficients.
+
+    A critic reads the continuous actions as one more observation.
+
+    Args:
+        parts: what the algorithm is built from.
+        initial: entropy coefficient at the start.
+
+    Attributes:
+        trained: all networks that the optimizer changes.
+        log_alpha: [E] logarithms of the entropy coefficients: of the continuous actions, then of each branch.
+    """
+
+    def __init__(self, parts: Parts, initial: float) -> None:
+        spec, settings, generator = parts.spec, parts.settings, parts.generator
+        network, actions, seen = settings.network_settings, spec.actions, spec.observations
+        if actions.continuous:
+            seen = (*seen, ObservationSpec(name=_ACTION, shape=(actions.continuous,)))
+        evaluated = BehaviorSpec(observations=seen, actions=actions)
+        actor: Actor = settings.hyperparameters.actor(spec, network, generator)
+        values = len(settings.reward_signals.named()) * max(1, actions.mask_size)
+        self.critics = [Critic(evaluated, network, values, generator) for _ in range(2)]
+        self.targets = [Critic(evaluated, network, values, torch.Generator()) for _ in range(2)]
+        super().__init__(actor, nn.ModuleList(self.critics), settings)
+        kinds = (actions.continuous > 0) + len(actions.discrete)
+        self.log_alpha = nn.Parameter(torch.full((kinds,), initial).log())
+        self.modules["entropy"] = nn.ParameterList([self.log_alpha])
+        self.trained = nn.ModuleDict(dict(self.modules.items()))
+        self.modules["target"] = nn.ModuleList(self.targets).requires_grad_(False)
+        self.modules["target"].load_state_dict(self.modules["critic"].state_dict())
+
+    def evaluate(self, critic: Critic, view: View, continuous_BC: Tensor) -> Tensor:
+        """Returns values [B, S, X] of continuous actions together with every choice."""
+        joined, *others = view.inputs
+        memory = None if view.memory is None else torch.zeros_like(view.memory)
+        values: Tensor = critic((torch.cat((joined, continuous_BC), 1), *others), view.layout, memory)
+        return values.view(len(values), self.signals, -1)
+
+    def follow(self, tau: float) -> None:
+        """Moves the targets a share of the way to the critics."""
+        targets, critics = (tuple(self.modules[name].parameters()) for name in ("target", "critic"))
+        with torch.no_grad():
+            torch._foreach_lerp_(targets, critics, tau)
+
+
+class SAC(Algorithm):
+    """Trains the networks of one behavior.
+
+    Args:
+        parts: what it is built from.
+        hyper: hyperparameters of its settings.
+
+    Attributes:
+        replay: the steps that it trains on.
+    """
+
+    networks: SoftNetworks
+
+    def __init__(self, parts: Parts, hyper: SACHyperparameters) -> None:
+        settings, actions = parts.settings, parts.spec.actions
+        self.hyper, self.settings, self.generator = hyper, settings, parts.generator
+        self.networks = SoftNetworks(parts, hyper.init_entcoef)
+        assert isinstance(self.networks.actor, SquashedActor)
+        self.actor = self.networks.actor
+        self.optimizer = parts.adam(self.networks.trained)
+        move_parameters(self.networks.modules["target"], parts.device)
+        self.signals = parts.signals()
+        self.cloning = parts.cloning(self.networks)
+        self._critic_parameters = list(self.networks.modules["critic"].parameters())
+        network = settings.network_settings
+        self.replay = Replay(
+            parts.spec,
+            hyper.buffer_size if parts.learns else 1,
+            sequence_length=network.sequence_length,
+            carried=network.carried(actions),
+            folder=parts.replay_folder if parts.learns else None,
+            keep=hyper.save_replay_buffer,
+        )
+
+    @property
+    def moments(self) -> dict[str, Tensor]:
+        """Returns the states of all optimizers, and the counters of the replay."""
+        return super().moments | {"replay.counters": self.replay.counters}
+
+    def update(self, batch: Batch, version: int, trained: int) -> UpdateReport:
+        """Stores new steps, then takes as many gradient steps as `steps_per_update` allows for them.
+
+        Args:
+            batch: whole segments.
+            version: version of the current weights.
+            trained: steps that arrived before, for the schedule.
+        """
+        hyper, progress = self.hyper, trained / self.settings.max_steps
+        rate = scheduled(hyper.learning_rate_schedule, hyper.learning_rate, LEARNING_RATE_END, progress)
+        self.optimizer.learning_rate = rate
+        encoder, rewards = self.actor.encoder, self.signals.scaled(*batch.series)
+        encoder.update(encoder.join(batch.observations))
+        self.signals.begin(rewards, partial(self._reward_steps, batch))  # for the sums of the episodes that ended
+        self.replay.add(batch, rewards)
+        counts = self.replay.stored, batch.steps
+        done = []
+        for _ in range(hyper.gradient_steps(*counts, hyper.steps_per_update)):
+            done.append(self._step(self._minibatch(self._sample())))
+            if self.is_stopping():
+                break
+        of_signals = hyper.reward_signal_steps_per_update or hyper.steps_per_update
+        for _ in range(hyper.gradient_steps(*counts, of_signals) if self.signals.sources else 0):
+            sampled = self._sample().batch
+            self.signals.evaluate(sampled.rewards, self._reward_steps(sampled))
+            self.signals.learn(torch.arange(sampled.steps, device=self.optimizer.device))
+        cloned = {} if self.cloning is None or not done else self.cloning.update(trained)
+        taken = of_finite(done)
+        return UpdateReport(
+            statistics=self._statistics(taken) | {"Policy/Learning Rate": rate} | self.signals.statistics() | cloned,
+            steps=batch.steps,
+            minibatches=len(done),
+            skipped=len(done) - len(taken),
+            lags=lags(version, batch.versions),
+            group_rewards=bool(batch.group_rewards.any()),
+            terminated=bool(batch.terminated.any()),
+        )
+
+    # ---------------------------------------------------------------- minibatches
+
+    def _sample(self) -> Sample:
+        count = self.hyper.batch_size
+        if self.networks.memory:
+            count = max(1, count // self.settings.network_settings.sequence_length)
+        return self.replay.sample(count, self.hyper.n_step, self.generator)
+
+    def _reward_steps(self, batch: Batch) -> Steps:
+        return Steps(batch, self.actor.actions, self.actor.action_limit)
+
+    def _minibatch(self, sample: Sample) -> Minibatch:
+        """Returns a sample as the networks read it, on the device."""
+        batch, actions, memory = sample.batch, self.actor.actions, self.networks.memory
+        steps = self._reward_steps(batch)
+        lengths, encoder, done_rP = batch.lengths, self.actor.encoder, steps.done
+        previous = self.networks.previous(batch, done_rP.numpy()) if encoder.previous else None
+        inputs = encoder.prepare(encoder.join(steps.observations), previous)
+        masks = None if batch.masks is None else torch.from_numpy(np.concatenate([batch.masks, sample.next_masks]))
+        first_s, after_s = np.cumsum(lengths) - lengths, batch.steps + np.arange(len(lengths))
+        first, counts, terminated = first_s, lengths, batch.terminated
+        if memory:  # every step is evaluated
+            first, counts = np.arange(batch.steps), np.ones(batch.steps, np.int64)
+            terminated = np.zeros(batch.steps, np.bool_)
+            terminated[first_s + lengths - 1] = batch.terminated
+
+        def view(rows: Array, lengths_q: Array) -> View:
+            at = torch.from_numpy(rows)
+            seen = tuple(column.index_select(0, at) for column in inputs)
+            allowed = None if masks is None else masks.index_select(0, at)
+            if not memory:
+                return View(seen, allowed)
+            assert batch.carried is not None
+            return View(seen, allowed, Layout(lengths_q), torch.from_numpy(batch.carried[:, :memory]))
+
+        following = view(np.insert(first, np.cumsum(lengths), after_s) if memory else after_s, lengths + 1)
+        at = np.arange(len(first)) + (np.repeat(np.arange(len(lengths)), lengths) + 1 if memory else 0)
+        done_BP = done_rP.index_select(0, torch.from_numpy(first))
+        chosen = done_BP[:, actions.continuous :] if actions.discrete else torch.ones(len(done_BP), 1)
+        rewards, discounts, shares = self._returns(batch, steps, first, counts)
+        minibatch = Minibatch(
+            now=view(first, lengths),
+            continuous=done_BP[:, : actions.continuous],
+            chosen=chosen,
+            following=following,
+            at=torch.from_numpy(at),
+            rewards=torch.from_numpy(rewards),
+            discounts=torch.from_numpy(discounts),
+            shares=torch.tensor(shares),
+            terminated=torch.from_numpy(terminated).unsqueeze(1),
+        )
+        return over(minibatch, self.optimizer.device)
+
+    def _returns(
+        self, batch: Batch, steps: Steps, first_B: Array, counts_B: Array
+    ) -> tuple[Floats, Floats, list[float]]:
+        """Returns discounted sums of rewards [B, S], the discount of what follows [B, S], and the shares [S].
+
+        Args:
+            batch: sampled segments.
+            steps: the same as reward networks read them.
+            first_B: first step of each sum.
+            counts_B: number of its steps.
+        """
+        found = self.signals.evaluate(batch.rewards, steps)
+        sums_BS = np.zeros((len(first_B), len(found)), np.float32)
+        gammas_S = np.array([one.gamma for one in self.signals.settings.values()], np.float32)
+        rewards_rS = np.stack(list(found.values()), 1)
+        for step in range(int(counts_B.max())):
+            here = counts_B > step
+            sums_BS[here] += gammas_S**step * rewards_rS[first_B[here] + step]
+        ends, own = int(batch.terminated.sum()), self.signals.sources
+        shares = [own[name].terminal_bootstrap_fraction(ends, batch.steps) if name in own else 0.0 for name in found]
+        return sums_BS, gammas_S ** counts_B[:, None].astype(np.float32), shares
+
+    # ---------------------------------------------------------------- one gradient step
+
+    def _step(self, minibatch: Minibatch) -> tuple[Tensor, Measures]:
+        """Takes one gradient step; returns 1 if it was skipped, else 0, and its measures."""
+        networks, now = self.networks, minibatch.now
+        alpha_E = networks.log_alpha.detach().exp()
+        targets_BS = self._targets(minibatch, alpha_E)
+        with torch.enable_grad():
+            taken_B1X, decided = minibatch.chosen.unsqueeze(1), self._decide(now)
+            estimates = [networks.evaluate(critic, now, minibatch.continuous) for critic in networks.critics]
+            errors = [((one_BSX * taken_B1X).sum(2) - targets_BS).square().mean() for one_BSX in estimates]
+            if self.actor.actions.continuous:
+                least_BSX = self._least(networks.critics, now, decided.continuous)
+            else:  # both have estimated every choice already
+                least_BSX = torch.minimum(*estimates).detach()
+            policy = -soft_values(decided, least_BSX, alpha_E).mean()
+            excess_BE = (decided.entropies - target_entropies(self.actor, now.masks)).detach()
+            temperature = (networks.log_alpha * excess_BE).mean(0).sum()
+
+        def backward() -> None:
+            (policy + temperature).backward()  # type: ignore[no-untyped-call]
+            for parameter in self._critic_parameters:  # the policy's loss trains no critic
+                if parameter.grad is not None:
+                    parameter.grad.zero_()
+            (0.5 * (errors[0] + errors[1])).backward()  # type: ignore[no-untyped-call]
+
+        skipped = self.optimizer.step(backward).skipped
+        networks.follow(self.hyper.tau)
+        critics, entropies = torch.stack(errors).detach(), decided.entropies.detach().mean(0)
+        return skipped, Measures(policy.detach(), critics, entropies, targets_BS.mean(0))
+
+    @torch.no_grad()
+    def _targets(self, minibatch: Minibatch, alpha_E: Tensor) -> Tensor:
+        """Returns [B, S] what the critics learn."""
+        following = minibatch.following
+        decided = self._decide(following)
+        values_BS = soft_values(decided, self._least(self.networks.targets, following, decided.continuous), alpha_E)
+        values_BS = values_BS.index_select(0, minibatch.at)
+        values_BS = torch.where(minibatch.terminated, minibatch.shares * values_BS.mean(0), values_BS)
+        return minibatch.rewards + minibatch.discounts * values_BS
+
+    def _decide(self, view: View) -> Decisions:
+        """Returns what the present policy would do."""
+        actor, actions = self.actor, self.actor.actions
+        head_BH = actor(view.inputs, view.layout, view.memory)
+        noise_BC = over(torch.randn(len(head_BH), actions.continuous, generator=self.generator), head_BH.device)
+        continuous_BC, log_prob_B = squash(*actor.split(head_BH), noise_BC)
+        entropies, weights = [-log_prob_B] if actions.continuous else [], []
+        for logits_Bk in actor.branch_logits(head_BH, view.masks):
+            log_p_Bk = logits_Bk.log_softmax(1)
+            weights.append(log_p_Bk.exp())
+            entropies.append(-(weights[-1] * log_p_Bk).sum(1))
+        weights_BX = torch.cat(weights, 1) if weights else torch.ones_like(head_BH[:, :1])
+        return Decisions(continuous_BC, weights_BX, torch.stack(entropies, 1))
+
+    def _least(self, critics: list[Critic], view: View, continuous_BC: Tensor) -> Tensor:
+        """Returns [B, S, X] the smaller estimate of both critics."""
+        one, other = (self.networks.evaluate(critic, view, continuous_BC) for critic in critics)
+        return torch.minimum(one, other)
+
+    def _statistics(self, taken: list[Measures]) -> dict[str, float]:
+        """Returns the means of the measures, by ML-Agents' names, and what the networks hold now."""
+        alphas = self.networks.log_alpha.detach().exp().tolist()
+        continuous = self.actor.actions.continuous > 0
+        found = {"Update/Replay Share": self.replay.share}
+        found |= {"Policy/Continuous Entropy Coeff": alphas[0]} if continuous else {}
+        if discrete := alphas[continuous:]:
+            found["Policy/Discrete Entropy Coeff"] = sum(discrete) / len(discrete)
+        if not taken:
+            return found
+        policy, critics, entropies, values = (torch.stack(column).mean(0) for column in zip(*taken, strict=True))
+        estimates = zip(self.signals.settings, values.tolist(), strict=True)
+        return {
+            **found,
+            "Losses/Policy Loss": policy.item(),
+            "Losses/Q1 Loss": critics[0].item(),
+            "Losses/Q2 Loss": critics[1].item(),
+            "Policy/Entropy": entropies.sum().item(),
+            **{f"Policy/{name.capitalize()} Value Estimate": value for name, value in estimates},
+        }
+
+
+def soft_values(decisions: Decisions, values_BSX: Tensor, alpha_E: Tensor) -> Tensor:
+    """Returns [B, S] expected values of decisions, plus their entropies times the coefficients."""
+    expected_BS = (values_BSX * decisions.weights.unsqueeze(1)).sum(2)
+    return expected_BS + (decisions.entropies * alpha_E).sum(1, keepdim=True)
+
+
+def target_entropies(actor: Actor, masks_BK: Tensor | None) -> Tensor:
+    """Returns [B, E], or [1, E], the entropy that each coefficient aims at (2)."""
+    actions, rows = actor.actions, 1 if masks_BK is None else len(masks_BK)
+    targets = [torch.full((rows,), -float(actions.continuous), device=actor.device)] if actions.continuous else []
+    if masks_BK is not None:
+        allowed = masks_BK.logical_not().split_with_sizes(list(actions.discrete), 1)
+        targets += [DISCRETE_TARGET * one.sum(1).clamp(min=1).log() for one in allowed]
+    return torch.stack(targets, 1)
