@@ -35,7 +35,7 @@ SERVICES: dict[str, Callable[[Context], Any]] = {
 BEHAVIOR = """
   {name}:
     trainer_type: {trainer}
-    hyperparameters: {{batch_size: 16, buffer_size: {buffer_size}, num_epoch: 1}}
+    hyperparameters: {{batch_size: 16, buffer_size: {buffer_size}, {hyper}}}
     network_settings: {{hidden_units: 8, num_layers: 1{network}}}
     max_steps: {max_steps}
     time_horizon: {horizon}
@@ -306,7 +306,7 @@ class Graph:
 def settings_text(**values: Any) -> str:
     """Returns a small configuration of the behavior "Goal", or of those in `names`."""
     defaults = {"buffer_size": 64, "max_steps": 1000, "horizon": 8, "mode": "overlap", "network": "", "trainer": "ppo"}
-    values = {**defaults, "signals": "{extrinsic: {}}", "names": ("Goal",), **values}
+    values = {**defaults, "hyper": "num_epoch: 1", "signals": "{extrinsic: {}}", "names": ("Goal",), **values}
     behaviors = "".join(BEHAVIOR.format(name=name, **values) for name in values["names"])
     return CONFIG.format(behaviors=behaviors, **values)
 
