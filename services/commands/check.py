@@ -17,7 +17,7 @@ from sparring.pipeline.errors import FAILED, SettingsError
 from sparring.pipeline.learning.settings import Hyperparameters
 from sparring.pipeline.settings import Settings, SimulatorSettings, no_device, not_here, read, without_effect
 from sparring.pipeline.settings.model import BehaviorSettings
-from sparring.services.commands import tryout
+from sparring.services.commands import players, tryout
 from sparring.services.commands.runs import add_config, add_insecure, add_ray, connect, not_on_a_cluster
 from sparring.services.process.encryption import exposed, keys_missing, keys_unusable, long_paths, unprotected
 
@@ -91,7 +91,7 @@ def summary(settings: Settings, *, insecure: bool = False) -> Iterator[str]:
         yield f"simulator: {_simulator(simulator)}"
     if not settings.launched:
         yield f"simulators: none to launch; waits for them at {settings.pipeline.address}"
-    for line in (*not_here(settings), *unreadable(settings), *keys_missing(settings)):
+    for line in (*not_here(settings), *unreadable(settings), *players.missing(settings), *keys_missing(settings)):
         yield f"not found: {line}"
     if refused := no_device(settings):
         yield f"not usable: {refused}"

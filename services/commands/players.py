@@ -3,7 +3,7 @@
 import contextlib
 import json
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,6 +80,22 @@ def write_opponents(directory: Path, settings: Settings, names: Collection[str])
                 folder.save(replace(actor_of(checkpoint), behavior=name, version=list(own).index(label) + 1))
     if any(known.values()):
         write_atomically(path, json.dumps(known, indent=2).encode())
+
+
+def missing(settings: Settings) -> Iterator[str]:
+    """Lists the initial checkpoints and opponents that do not exist or are damaged, a line for each."""
+    kept = settings.checkpoint_settings
+    if kept.initialize_from is not None and not (run := Path(kept.results_dir) / kept.initialize_from).is_dir():
+        yield f"got {run} under initialize_from, which is no folder; expected that of a run; correct the name"
+    for name, behavior in settings.behaviors.items():
+        opponents = () if behavior.self_play is None else behavior.self_play.opponents
+        named = [(one.checkpoint, "self_play.opponents") for one in opponents if one.checkpoint is not None]
+        for path, where in [*named, (behavior.init_path, "init_path")]:
+            try:
+                if path is not None:
+                    load_player(_expanded(Path(path), name, where)[-1])
+            except SettingsError as error:
+                yield str(error)
 
 
 def copy_initial(directory: Path, settings: Settings, names: Collection[str]) -> tuple[str, ...]:

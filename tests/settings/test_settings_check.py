@@ -124,6 +124,26 @@ def test_missing_demonstrations_are_reported_before_a_run_needs_them(
     assert refused in output
 
 
+def test_missing_and_damaged_checkpoints_are_reported_before_a_run_needs_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (damaged := tmp_path / "damaged").mkdir()
+    (damaged / "state.json").write_text("{}")
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        f"""
+behaviors:
+  Ball: {{init_path: nowhere, self_play: {{opponents: [{{checkpoint: {damaged}}}]}}}}
+checkpoint_settings: {{initialize_from: former, results_dir: {tmp_path}}}
+"""
+    )
+    assert sparring(["check", str(path)]) == 1
+    output = capsys.readouterr().out
+    assert "not found: got nowhere under init_path of Ball, which holds no checkpoint" in output
+    assert f"not found: got the checkpoint {damaged}, which cannot be played" in output
+    assert f"not found: got {tmp_path / 'former'} under initialize_from, which is no folder" in output
+
+
 # ---------------------------------------------------------------- training device
 
 ONE_HOST = "behaviors: {Ball: }\ntorch_settings: {device: cuda:77}\n"
