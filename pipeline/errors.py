@@ -146,9 +146,12 @@ def described(failure: BaseException) -> str:
 
 
 def first_failure(failure: BaseException) -> BaseException:
-    """Returns the first failure inside nested groups."""
+    """Returns the first failure inside nested groups; a folder in place of a file, or the reverse, is explained."""
     while isinstance(failure, BaseExceptionGroup):
         failure = failure.exceptions[0]
+    if isinstance(failure, IsADirectoryError | NotADirectoryError):  # a restart would repeat it
+        found, expected = ("folder", "file") if isinstance(failure, IsADirectoryError) else ("file", "folder")
+        return ServiceError(f"got a {found} at {failure.filename}; expected a {expected}; move it away")
     return failure
 
 

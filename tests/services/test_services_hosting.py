@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import anyio
 import pytest
 
 from sparring.pipeline.errors import DISK_FULL
-from sparring.services.process.hosting import Process, ProcessHost
+from sparring.services.process.hosting import Process, ProcessHost, Task
 from sparring.services.process.lifeline import CORES_VARIABLE, PIPE_VARIABLE
 from sparring.services.supervision.topology import usable_cores
 
@@ -78,3 +79,14 @@ async def test_process_without_disk_space_is_reported_and_not_restarted(host: Pr
     process = start(host, f"raise SystemExit({DISK_FULL})")
     assert await process.wait() == "exit status 28, could not write its files (no room on the disk?)"
     assert process.hopeless
+
+
+async def test_service_that_finds_a_folder_in_place_of_a_file_is_not_restarted(tmp_path: Path) -> None:
+    async def work(_: anyio.Event) -> None:
+        async with anyio.create_task_group():
+            raise IsADirectoryError(errno.EISDIR, "Is a directory", str(tmp_path))
+
+    task = Task("one")
+    await task.run(work)
+    assert task.hopeless
+    assert await task.wait() == f"got a folder at {tmp_path}; expected a file; move it away"
