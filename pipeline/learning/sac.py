@@ -16,7 +16,8 @@ Then the target critics Q' approach the critics by `tau`. It differs from the pa
    number of continuous actions, and 0.2 log n for a branch (ML-Agents), where n counts the choices that are allowed.
 3. Each reward signal has its own value in the critics. Each includes the entropy, and the policy maximizes their mean
    (ML-Agents). Curiosity and rnd continue after the end of an episode with the mean value of the minibatch's following
-   observations; those of GAIL do so in proportion to how often demonstrations end, see `signals.gail`.
+   observations. GAIL continues in an absorbing state (Kostrikov et al. 2019, arXiv 1809.02925, section 4.2), whose
+   value is one number for each signal, learned at the pace of the target critics; see `signals.gail`.
 4. `n_step` rewards are summed before the target critics estimate the rest, without a correction for the policy.
 5. All losses have one optimizer (the paper: one each); a step with a non-finite gradient is skipped for all of them.
 6. A recurrent network is trained on sequences. The actor continues from the memory that was stored at their start, the
@@ -97,6 +98,7 @@ class Minibatch(NamedTuple):
         rewards: [B, S] discounted sums until then.
         discounts: [B, S] of the value of what follows.
         shares: [S] fraction of the mean value that follows the end of an episode.
+        absorbing: [S] reward of each step after it.
         terminated: [B, 1].
     """
 
@@ -108,6 +110,7 @@ class Minibatch(NamedTuple):
     rewards: Tensor
     discounts: Tensor
     shares: Tensor
+    absorbing: Tensor
     terminated: Tensor
 
 
@@ -139,6 +142,7 @@ class SoftNetworks(ActorCritic):
     Attributes:
         trained: all networks that the optimizer changes.
         log_alpha: [E] logarithms of the entropy coefficients: of the continuous actions, then of each branch.
+        absorbing: [S] value of the state after the end of an episode.
     """
 
     def __init__(self, parts: Parts, initial: float) -> None:
@@ -156,6 +160,8 @@ class SoftNetworks(ActorCritic):
         self.log_alpha = nn.Parameter(torch.full((kinds,), initial).log())
         self.modules["entropy"] = nn.ParameterList([self.log_alpha])
         self.trained = nn.ModuleDict(dict(self.modules.items()))
+        self.absorbing = nn.Parameter(torch.zeros(self.signals), requires_grad=False)
+        self.modules["absorbing"] = nn.ParameterList([self.absorbing])
         self.modules["target"] = nn.ModuleList(self.targets).requires_grad_(False)
         self.modules["target"].load_state_dict(self.modules["critic"].state_dict())
 
@@ -166,11 +172,12 @@ class SoftNetworks(ActorCritic):
         values: Tensor = critic((torch.cat((joined, continuous_BC), 1), *others), view.layout, memory)
         return values.view(len(values), self.signals, -1)
 
-    def follow(self, tau: float) -> None:
-        """Moves the targets a share of the way to the critics."""
+    def follow(self, tau: float, absorbing_S: Tensor) -> None:
+        """Moves the targets a share of the way to the critics, and the values of absorbing states to new estimates."""
         targets, critics = (tuple(self.modules[name].parameters()) for name in ("target", "critic"))
         with torch.no_grad():
             torch._foreach_lerp_(targets, critics, tau)
+            self.absorbing.lerp_(absorbing_S, tau)
 
 
 class SAC(Algorithm):
@@ -193,9 +200,12 @@ class SAC(Algorithm):
         assert isinstance(self.networks.actor, SquashedActor)
         self.actor = self.networks.actor
         self.optimizer = parts.adam(self.networks.trained)
-        move_parameters(self.networks.modules["target"], parts.device)
+        for name in ("target", "absorbing"):
+            move_parameters(self.networks.modules[name], parts.device)
         self.signals = parts.signals()
         self.cloning = parts.cloning(self.networks)
+        self._gammas = np.array([one.gamma for one in self.signals.settings.values()], np.float32)
+        self._gammas_S = over(torch.from_numpy(self._gammas), parts.device)
         self._critic_parameters = list(self.networks.modules["critic"].parameters())
         network = settings.network_settings
         self.replay = Replay(
@@ -289,7 +299,8 @@ class SAC(Algorithm):
         at = np.arange(len(first)) + (np.repeat(np.arange(len(lengths)), lengths) + 1 if memory else 0)
         done_BP = done_rP.index_select(0, torch.from_numpy(first))
         chosen = done_BP[:, actions.continuous :] if actions.discrete else torch.ones(len(done_BP), 1)
-        rewards, discounts, shares = self._returns(batch, steps, first, counts)
+        rewards, discounts = self._returns(batch, steps, first, counts)
+        shares, absorbing = self._after_end(int(batch.terminated.sum()), batch.steps)
         minibatch = Minibatch(
             now=view(first, lengths),
             continuous=done_BP[:, : actions.continuous],
@@ -299,14 +310,13 @@ class SAC(Algorithm):
             rewards=torch.from_numpy(rewards),
             discounts=torch.from_numpy(discounts),
             shares=torch.tensor(shares),
+            absorbing=torch.tensor(absorbing),
             terminated=torch.from_numpy(terminated).unsqueeze(1),
         )
         return over(minibatch, self.optimizer.device)
 
-    def _returns(
-        self, batch: Batch, steps: Steps, first_B: Array, counts_B: Array
-    ) -> tuple[Floats, Floats, list[float]]:
-        """Returns discounted sums of rewards [B, S], the discount of what follows [B, S], and the shares [S].
+    def _returns(self, batch: Batch, steps: Steps, first_B: Array, counts_B: Array) -> tuple[Floats, Floats]:
+        """Returns discounted sums of rewards [B, S], and the discount of what follows [B, S].
 
         Args:
             batch: sampled segments.
@@ -316,14 +326,21 @@ class SAC(Algorithm):
         """
         found = self.signals.evaluate(batch.rewards, steps)
         sums_BS = np.zeros((len(first_B), len(found)), np.float32)
-        gammas_S = np.array([one.gamma for one in self.signals.settings.values()], np.float32)
         rewards_rS = np.stack(list(found.values()), 1)
         for step in range(int(counts_B.max())):
             here = counts_B > step
-            sums_BS[here] += gammas_S**step * rewards_rS[first_B[here] + step]
-        ends, own = int(batch.terminated.sum()), self.signals.sources
-        shares = [own[name].terminal_bootstrap_fraction(ends, batch.steps) if name in own else 0.0 for name in found]
-        return sums_BS, gammas_S ** counts_B[:, None].astype(np.float32), shares
+            sums_BS[here] += self._gammas**step * rewards_rS[first_B[here] + step]
+        return sums_BS, self._gammas ** counts_B[:, None].astype(np.float32)
+
+    def _after_end(self, ends: int, steps: int) -> tuple[list[float], list[float]]:
+        """Returns the shares and absorbing rewards of a minibatch, [S] each."""
+        shares, rewards = [], []
+        for name, signal in self.signals.settings.items():
+            source = self.signals.sources.get(name)
+            reward = 0.0 if source is None else source.absorbing_reward(ends, steps)
+            shares.append(float(reward is None))
+            rewards.append((reward or 0.0) * signal.strength)
+        return shares, rewards
 
     # ---------------------------------------------------------------- one gradient step
 
@@ -352,7 +369,7 @@ class SAC(Algorithm):
             (0.5 * (errors[0] + errors[1])).backward()  # type: ignore[no-untyped-call]
 
         skipped = self.optimizer.step(backward).skipped
-        networks.follow(self.hyper.tau)
+        networks.follow(self.hyper.tau, minibatch.absorbing + self._gammas_S * networks.absorbing)
         critics, entropies = torch.stack(errors).detach(), decided.entropies.detach().mean(0)
         return skipped, Measures(policy.detach(), critics, entropies, targets_BS.mean(0))
 
@@ -363,7 +380,8 @@ class SAC(Algorithm):
         decided = self._decide(following)
         values_BS = soft_values(decided, self._least(self.networks.targets, following, decided.continuous), alpha_E)
         values_BS = values_BS.index_select(0, minibatch.at)
-        values_BS = torch.where(minibatch.terminated, minibatch.shares * values_BS.mean(0), values_BS)
+        after_end_S = minibatch.shares * values_BS.mean(0) + self.networks.absorbing
+        values_BS = torch.where(minibatch.terminated, after_end_S, values_BS)
         return minibatch.rewards + minibatch.discounts * values_BS
 
     def _decide(self, view: View) -> Decisions:

@@ -315,10 +315,13 @@ class GailSettings(DemonstrationSettings, IntrinsicSettings):
     Attributes:
         use_actions: the discriminator reads actions too.
         use_vail: pass the discriminator's code through a variational bottleneck.
+        reward: form of the reward, from the discriminator's logit h: `gail` log(1 + e^h), which is above 0; `airl` h
+            (Fu et al. 2018); `fairl` -h e^h (Ghasemipour et al. 2019).
     """
 
     use_actions: bool = False
     use_vail: bool = False
+    reward: Literal["gail", "airl", "fairl"] = "gail"
 
     def build(
         self,

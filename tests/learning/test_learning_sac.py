@@ -19,6 +19,7 @@ from sparring.pipeline.networks.squashed import LOG_SIGMA, SquashedActor, squash
 from sparring.pipeline.settings.load import parse_settings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from tests.learning.learning_helpers import play_goal, segments
+from tests.learning.signals_helpers import recorded, write
 
 SEEN = (ObservationSpec(name="near", shape=(3,)), ObservationSpec(name="far", shape=(2,)))
 ACTIONS = {
@@ -272,6 +273,26 @@ def test_recurrent_policy_is_evaluated_from_the_memory_that_acted():
         )
         np.testing.assert_allclose(log_probs[at], expected.detach(), rtol=1e-3, atol=1e-3)
     assert one._algorithm._step(minibatch)[0] == 0
+
+
+def test_value_after_an_end_is_learned_from_how_often_demonstrations_end(tmp_path):
+    """Discriminator-actor-critic: the absorbing state pays log(1 + e / p), at most log 2, at every step, for ever."""
+    spec = spec_of("continuous")
+    write(tmp_path, spec, recorded(spec, [100] * 4) | {"terminated": np.ones(4, bool)})
+    signals = {"gail": {"demo_path": str(tmp_path), "gamma": 0.9, "strength": 0.5, "use_actions": True}}
+    one = learner("continuous", signals=signals, tau=0.1, steps_per_update=1)
+    fed(one, 64).update()
+    sac, paid = one._algorithm, []
+    for _ in range(300):
+        minibatch = sac._minibatch(sac._sample())
+        sac._step(minibatch)
+        paid.append(minibatch.absorbing.item())
+    # One of 100 demonstrated steps ends an episode, and one of 64 steps of the policy.
+    assert np.mean(paid) == pytest.approx(0.5 * np.log(1 + 64 / 100), rel=0.15)
+    assert sac.networks.absorbing.item() == pytest.approx(np.mean(paid) / (1 - 0.9), rel=0.15)
+    ended = minibatch._replace(terminated=torch.ones_like(minibatch.terminated))
+    expected = minibatch.rewards + 0.9 * sac.networks.absorbing
+    torch.testing.assert_close(sac._targets(ended, torch.zeros(1)), expected)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -165,6 +165,17 @@ class RewardNetwork(ABC):
         """
         return 1.0
 
+    def absorbing_reward(self, ends: int, steps: int) -> float | None:
+        """Returns the reward of each step after the end of an episode; None where the next episode is its rest.
+
+        It is asked by trainers that learn the value of what follows an end.
+
+        Args:
+            ends: number of terminated episodes in the batch; interrupted ones do not count.
+            steps: number of steps in the batch.
+        """
+        return None
+
     def statistics(self) -> dict[str, float]:
         """Ends the batch and returns the means of its measures since `begin`, by ML-Agents' names."""
         taken = of_finite(self._steps)

@@ -6,7 +6,9 @@ discriminator takes for demonstrations.
    actions) and whether the episode ended with the step (ML-Agents). Without `use_actions` it does not read the end: a
    flag that only one side can have would separate the sides whatever they do.
 2. Reward `-log(1 - D (1 - 1e-7))`, always above 0 (ML-Agents; the paper's is its negative for a cost). An agent that is
-   rewarded for every step has a reason to make its episodes last: see `biased`.
+   rewarded for every step has a reason to make its episodes last: see `biased`. Other forms, which can be negative, are
+   `log D - log(1 - D) = h` (AIRL, Fu et al. 2018, arXiv 1710.11248) and `-h e^h` with h from -10 to 10 (FAIRL,
+   Ghasemipour et al. 2019, arXiv 1911.02256).
 3. Loss `-[log D(expert) + log(1 - D(policy))]`, with as many rows of both, computed from logits.
 4. Gradient penalty (Gulrajani et al. 2017, arXiv 1704.00028): 10 x (norm - 1)^2 of the gradient of D over all its
    inputs, at a random point between a row of each side, one factor for each pair. The norm is sqrt(sum + 1e-7): its own
@@ -27,7 +29,11 @@ discriminator takes for demonstrations.
    and p of the policy. So no network is needed. The reward there is -log(1 - D), and log 2 at a step where the sides
    cannot be distinguished: the value after an end is log2(1 + e / p) times that after a start, at most all of it. (More
    would let values grow without bound, because each start leads to an end. A separate value is far from all others
-   until these are learned, and the policy first learns to end in any way.)
+   until these are learned, and the policy first learns to end in any way.) The other forms of the reward are 0 where
+   the sides cannot be distinguished: nothing is added after an end.
+
+   A trainer that learns from a replay learns the value of the absorbing state as it learns all others, from the reward
+   that the same optimum gives for each step there (Kostrikov et al. 2019: discriminator-actor-critic).
 
 B rows of a minibatch, A action features, Z numbers of a code, r steps of a batch.
 """
@@ -56,11 +62,23 @@ CODE: Final = 128
 INFORMATION: Final = 0.5
 BETA_STEP: Final = 0.0005
 _SAFE: Final = 1e-7
+_LARGEST: Final = 10.0
+"""Largest size of a logit where a reward grows with its exponential."""
 _HEAD_GAIN: Final = 0.2
 _CODE_GAIN: Final = 0.1
 _HELD_OUT: Final = 0.2
 _HORIZON: Final = 2000
 """Steps over which the policy's ends are counted; a larger batch counts as a whole."""
+
+
+def reward_of(logits_B: Tensor, form: str) -> Tensor:
+    """Returns rewards [B] in one of the forms (2)."""
+    if form == "airl":
+        return logits_B
+    if form == "fairl":
+        bounded_B = logits_B.clamp(-_LARGEST, _LARGEST)
+        return -bounded_B * bounded_B.exp()
+    return -torch.log1p(-logits_B.sigmoid() * (1 - _SAFE))
 
 
 class EndCounts:
@@ -77,14 +95,18 @@ class EndCounts:
         self._steps = 0.0
 
     def share(self, ends: int, steps: int) -> float:
-        """Returns the fraction, 0 to 1, of an episode start's value that bootstraps an end.
+        """Returns the fraction, 0 to 1, of an episode start's value that bootstraps an end, after `ratio`."""
+        return min(1.0, math.log2(1.0 + self.ratio(ends, steps)))
+
+    def ratio(self, ends: int, steps: int) -> float:
+        """Returns how much more often demonstrations end than the policy; infinity if this never does.
 
         Adds a batch of the policy's steps, and forgets as many earlier ones beyond the horizon.
         """
         kept = 0.0 if steps >= _HORIZON else min(1.0, (_HORIZON - steps) / max(self._steps, 1.0))
         self._ends = kept * self._ends + ends
         self._steps = kept * self._steps + steps
-        return min(1.0, math.log2(1.0 + self._demonstrated * self._steps / self._ends)) if self._ends else 1.0
+        return self._demonstrated * self._steps / self._ends if self._ends else math.inf
 
 
 class Discriminator(nn.Module):
@@ -172,6 +194,8 @@ class Gail(RewardNetwork):
             discriminator.beta = discriminator.beta.to(device)
         self._generator = generator
         self._actions = spec.actions
+        self._form = settings.reward
+        self._expert: Inputs | None = None
         if demonstrations is not None:
             self._end_counts = EndCounts(int(demonstrations.terminated.sum()), demonstrations.steps)
             self._learned, self._held_out = demonstrations.split(_HELD_OUT, seed=0)
@@ -186,19 +210,30 @@ class Gail(RewardNetwork):
 
     def begin(self, steps: Steps) -> Floats:
         seen = [column[: len(steps)] for column in steps.observations]
+        if self._expert is None:  # the statistics that normalize it are those of the demonstrations
+            self._expert = self.prepare(self._learned)
         self._policy = over(self.module.prepare(seen, steps.done, steps.ended), self.optimizer.device)
-        self._expert = self.prepare(self._learned)
         rows = blocks(len(steps), self.optimizer.device)
         logits_r = torch.cat([self._logits(self._policy, at) for at in rows]).cpu()
-        rewards: Floats = -torch.log1p(-logits_r.double().sigmoid() * (1 - _SAFE)).float().numpy()
+        rewards: Floats = reward_of(logits_r.double(), self._form).float().numpy()
         return rewards
 
     def terminal_bootstrap_fraction(self, ends: int, steps: int) -> float:
         """Returns the fraction (8), by how often demonstrations and policy end."""
-        return self._end_counts.share(ends, steps)
+        return self._end_counts.share(ends, steps) if self._form == "gail" else 0.0
+
+    def absorbing_reward(self, ends: int, steps: int) -> float:
+        """Returns the reward (2) of the discriminator's optimum (8), e / (e + p), whose logit is log(e / p).
+
+        It is at most that of a step where the sides cannot be distinguished: a policy that hardly ever ends an episode
+        would otherwise learn values that are far from all others once it does.
+        """
+        logit = math.log(max(math.exp(-_LARGEST), min(1.0, self._end_counts.ratio(ends, steps))))
+        return reward_of(torch.tensor(logit), self._form).item()
 
     def learn(self, at_B: Tensor) -> None:
         """Takes one optimizer step on some rows of the batch, and as many of the demonstrations."""
+        assert self._expert is not None
         which_B = torch.randint(self._learned.steps, (len(at_B),), generator=self._generator)
         self.step(select_rows(self._policy, at_B), select_rows(self._expert, over(which_B, self.optimizer.device)))
 
