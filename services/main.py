@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "try": "show what an environment is read as, and play random steps in it",
     "keys": "make keys for simulators on other machines",
     "status": "show the state of a run",
+    "page": "show runs in a browser",
     "doctor": "show what this machine lacks for a run",
     "simulator": "run a built-in simulator or a bridge",
     "service": "run one service of a run alone",

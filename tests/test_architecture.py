@@ -19,7 +19,7 @@ TABLE = (
     "simulation bridges games",
     "assembly coordination stepping compliance",
     "demonstrations learning evaluation export settings",
-    "endpoint process stages supervision cluster commands api sweeps main",
+    "endpoint process stages supervision cluster page commands api sweeps main",
 )
 """The packages of `pipeline`, then those of `services`: each imports itself and those before it."""
 LAYERS = " ".join(TABLE).split()

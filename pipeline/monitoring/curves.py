@@ -79,7 +79,7 @@ def picture(curves: Curves, title: str) -> bytes:
         axes.set_title(name)
         axes.set_xlabel("trained steps" if all(line[0].get("training", True) for line in curves.values()) else "steps")
         axes.grid(alpha=0.3)
-        axes.set_prop_cycle(cycler(linestyle=("-", "--", ":")) * cycler(color=_COLORS))
+        axes.set_prop_cycle(cycler(linestyle=("-", "--", ":")) * cycler(color=COLORS))
         _plot(axes, points)
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=100)
@@ -114,5 +114,5 @@ def _plot(axes: Axes, points: Mapping[str, list[tuple[int, float]]]) -> None:
         text.set_parse_math(False)
 
 
-_COLORS: Final = ("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6", "#a96b59", "#e76300", "#717581", "#92dadd")
+COLORS: Final = ("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6", "#a96b59", "#e76300", "#717581", "#92dadd")
 """Colors that the color-blind can tell apart (Petroff, arXiv 2107.02270)."""

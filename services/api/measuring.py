@@ -10,8 +10,9 @@ from typing import TypedDict, Unpack
 
 from sparring.pipeline.errors import BAD_INPUT, ServiceError, SettingsError
 from sparring.pipeline.files import Json
-from sparring.services.api.runs import Config, ending_with_caller, options_of, written
+from sparring.services.api.runs import Config, options_of, written
 from sparring.services.process.hosting import SPARRING
+from sparring.services.process.lifeline import ending_with_caller
 
 
 class PlayOptions(TypedDict, total=False):

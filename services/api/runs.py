@@ -23,7 +23,7 @@ from sparring.pipeline.errors import BAD_INPUT, SettingsError, SparringError
 from sparring.pipeline.files import Json
 from sparring.pipeline.monitoring.events import Event, EventFiles, EventKind, Identity, identity_of, present
 from sparring.services.process.hosting import SPARRING
-from sparring.services.process.lifeline import PIPE_VARIABLE
+from sparring.services.process.lifeline import ending_with_caller
 
 Callback = Callable[["Event"], object]
 Config = str | Path | Mapping[str, Json]
@@ -293,17 +293,6 @@ def train(
         run.stop()
         run.wait()
         raise
-
-
-@contextmanager
-def ending_with_caller() -> Iterator[dict[str, Any]]:
-    """Yields arguments of `subprocess.Popen` for a command that ends at once with this process, however it ends."""
-    reader, writer = os.pipe()
-    try:
-        yield {"env": {**os.environ, PIPE_VARIABLE: str(reader)}, "pass_fds": (reader,)}
-    finally:
-        os.close(reader)
-        os.close(writer)
 
 
 def options_of(values: Mapping[str, object]) -> list[str]:

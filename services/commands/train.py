@@ -24,6 +24,7 @@ from sparring.pipeline.monitoring.summary import STATUSES, Status
 from sparring.pipeline.settings import Settings, no_device, not_here, read, without_effect
 from sparring.pipeline.settings.load import option
 from sparring.services.commands.check import unreadable
+from sparring.services.commands.page import page_beside
 from sparring.services.commands.players import check_networks, copy_initial, write_opponents
 from sparring.services.commands.runs import (
     add_config,
@@ -34,7 +35,7 @@ from sparring.services.commands.runs import (
     finished,
     not_on_a_cluster,
 )
-from sparring.services.process.encryption import exposed, keys_missing, keys_unusable, long_paths
+from sparring.services.process.encryption import exposed, keys_folder, keys_missing, keys_unusable, long_paths
 from sparring.services.process.runtime import Playback, Run
 from sparring.services.supervision.launch import checkpoints, launch, new_seed, no_behavior_trained, play
 from sparring.services.supervision.ports import open_ports
@@ -102,6 +103,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_in_process(parser)
     add_insecure(parser)
     add_ray(parser)
+    shown = "show the run in a browser, as `sparring page` does, at 127.0.0.1:6100 or this address"
+    parser.add_argument("--page", nargs="?", const="", metavar="HOST[:PORT]", help=shown)
     parser.add_argument("--until-eof", action="store_true", help="stop in order when the standard input ends")
     _add_overrides(parser.add_mutually_exclusive_group(), _AGAIN)
     players = parser.add_argument_group("Unity players", "with the names that mlagents-learn uses")
@@ -189,6 +192,7 @@ def _train(args: argparse.Namespace, settings: Settings, notes: list[str], run_i
             added=added,
             clustered=cluster is not None,
         )
+        stack.enter_context(page_beside(args.page, directory, keys_folder(settings)))
         return launch(topology, ports, notes, in_process=args.in_process, prepare=prepare, cluster=cluster)
 
 

@@ -10,7 +10,8 @@ import os
 import signal
 import sys
 import threading
-from typing import Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 PIPE_VARIABLE: Final = "SPARRING_SUPERVISOR_PIPE"
 CORES_VARIABLE: Final = "SPARRING_CORES"
@@ -23,6 +24,17 @@ def end_with_supervisor() -> None:
         return
     end_with_parent()  # also where it is stopped and cannot read its pipe
     end_at_close(int(text))
+
+
+@contextlib.contextmanager
+def ending_with_caller() -> Iterator[dict[str, Any]]:
+    """Yields arguments of `subprocess.Popen` for a command that ends at once with this process, however it ends."""
+    reader, writer = os.pipe()
+    try:
+        yield {"env": {**os.environ, PIPE_VARIABLE: str(reader)}, "pass_fds": (reader,)}
+    finally:
+        os.close(reader)
+        os.close(writer)
 
 
 def end_at_close(descriptor: int) -> None:

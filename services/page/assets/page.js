@@ -1,0 +1,65 @@
+/** Chooses the view by the address: #/ for all runs, #/run/ID/VIEW for one. */
+
+import { h } from "/assets/dom.js";
+import { follow } from "/assets/data.js";
+import { Overview } from "/assets/overview.js";
+import { Curves } from "/assets/curves.js";
+
+/**
+ * @typedef {{element: Element, run?: string, onRuns?: (changed: any) => void, onStatus?: (status: any) => void,
+ *   onTheme?: () => void, close?: () => void}} View
+ */
+
+/** @type {Object<string, [string, new (run: string) => View]>} */
+const VIEWS = { curves: ["Curves", Curves] };
+
+const main = /** @type {HTMLElement} */ (document.getElementById("main"));
+const nav = /** @type {HTMLElement} */ (document.getElementById("views"));
+const link = /** @type {HTMLElement} */ (document.getElementById("link"));
+/** @type {View | null} */
+let view = null;
+/** @type {() => void} */
+let stop = () => {};
+
+function go() {
+  const [place, encoded = "", kind = "curves"] = location.hash.replace(/^#\/?/, "").split("?")[0].split("/");
+  const run = place === "run" ? decoded(encoded) : null;
+  view?.close?.();
+  stop();
+  const [, View] = VIEWS[kind] ?? VIEWS.curves;
+  const now = (view = run === null ? new Overview() : new View(run));
+  main.replaceChildren(now.element);
+  document.title = run === null ? "sparring" : `${run} - sparring`;
+  nav.replaceChildren(
+    ...(run === null ? [] : Object.entries(VIEWS).map(([name, [title]]) =>
+      h("a", { href: `#/run/${encodeURIComponent(run)}/${name}`, "aria-current": name === (VIEWS[kind] ? kind : "curves") && "page" }, title))),
+  );
+  stop = follow(run, {
+    runs: (changed) => now.onRuns?.(changed),
+    status: (status) => now.onStatus?.(status),
+  }, (isOpen) => {
+    link.textContent = isOpen ? "live" : "reconnecting";
+    link.classList.toggle("bad", !isOpen);
+  });
+}
+
+/** @param {string} text */
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
+const wanted = () => document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+
+document.documentElement.dataset.theme = localStorage.getItem("theme") ?? wanted();
+document.getElementById("theme")?.addEventListener("click", () => {
+  const theme = wanted() === "dark" ? "light" : "dark";
+  document.documentElement.dataset.theme = theme;
+  localStorage.setItem("theme", theme);
+  view?.onTheme?.();
+});
+addEventListener("hashchange", go);
+go();
