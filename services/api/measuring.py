@@ -91,6 +91,7 @@ def record(
     overrides: Mapping[str, Json] | None = None,
     *,
     policy: str | Path | None = None,
+    results_dir: str | Path | None = None,
     script: str | None = None,
     episodes: int = 20,
     out: str | Path = "demos",
@@ -103,7 +104,8 @@ def record(
     Args:
         config: a configuration file, or its content; of its simulators the first is started.
         overrides: in place of what it says, by dotted key.
-        policy: checkpoint or run that acts.
+        policy: folder of a checkpoint or run that acts, or the id of a run.
+        results_dir: where a run is found by its id (`results`).
         script: name of the simulator's own script that acts; one of the two is needed.
         episodes: of each behavior.
         out: folder for the files.
@@ -116,7 +118,7 @@ def record(
         ServiceError: not all episodes were recorded.
     """
     words = ["--episodes", str(episodes), "--out", str(out)]
-    words += options_of({"policy": policy, "script": script, "seed": seed})
+    words += options_of({"policy": policy, "results_dir": results_dir, "script": script, "seed": seed})
     words += options_of({"deterministic": deterministic, "force": force})
     with written(config, overrides) as given:
         text = _output(["record", *given, *words])

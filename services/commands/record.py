@@ -53,7 +53,7 @@ from sparring.pipeline.stepping.policies import Policies, ScriptedPolicy
 from sparring.pipeline.stepping.stepper import Stepper
 from sparring.services.commands.compliance import simulator_process
 from sparring.services.commands.players import actor_of
-from sparring.services.commands.runs import add_config, check_positive, spread
+from sparring.services.commands.runs import add_config, add_results, check_positive, find, spread
 from sparring.services.endpoint.admission import fault_of
 from sparring.services.endpoint.peers import check_hello
 from sparring.services.process.encryption import exposed
@@ -74,9 +74,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
     add_config(parser)
     how = parser.add_mutually_exclusive_group(required=True)
-    how.add_argument("--policy", type=Path, metavar="CHECKPOINT", help="act with a checkpoint, or those of a run")
+    how.add_argument(
+        "--policy",
+        type=Path,
+        metavar="CHECKPOINT",
+        help="act with a checkpoint, or those of a run: its folder, or its id",
+    )
     how.add_argument("--script", metavar="NAME", help="let the simulator play by its own script of this name")
     how.add_argument("--manual", action="store_true", help="a person plays in the simulator, which reports the actions")
+    add_results(parser)
     parser.add_argument("--episodes", type=int, default=20, metavar="N", help="episodes of each behavior (20)")
     parser.add_argument("--out", type=Path, default=Path("demos"), metavar="FOLDER", help="for the files (demos)")
     parser.add_argument("--behavior", nargs="+", action="extend", default=[], metavar="NAME", help="these only (all)")
@@ -121,8 +127,8 @@ def _settings(args: argparse.Namespace) -> tuple[Settings, int]:
     check_positive(args, "episodes", "timeout")
     if args.deterministic and not args.policy:
         raise SettingsError("got --deterministic without --policy; expected both or neither; leave it out")
-    if args.policy is not None and not args.policy.exists():
-        raise SettingsError(f"got --policy {args.policy}, which is not there; expected a checkpoint or run; correct it")
+    if args.policy is not None:
+        args.policy = find(args.policy, args.results_dir)
     loaded = read(args.config, {"env_settings.seed": args.seed}, args.assigned)
     sys.stderr.writelines(f"sparring: {notice}\n" for notice in loaded.notices)
     if missing := not_here(loaded.settings):

@@ -25,6 +25,11 @@ def add_run(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
     """Adds RUN, `run` or `runs` among the arguments, and --results-dir."""
     name, number = ("runs", "+") if several else ("run", None)
     parser.add_argument(name, nargs=number, metavar="RUN", help="folder of a run, or its id below --results-dir")
+    add_results(parser)
+
+
+def add_results(parser: argparse.ArgumentParser) -> None:
+    """Adds --results-dir, for commands that find runs by their ids."""
     parser.add_argument("--results-dir", type=Path, default=RESULTS, help="where runs are kept (default: %(default)s)")
 
 

@@ -88,7 +88,7 @@ def test_run_tells_what_its_files_hold_and_its_policy_acts(tmp_path: Path) -> No
     assert (policy.act(goals, deterministic=True).actions.continuous * goals > 0).all(), "it goes to the goal"
     found = sparring.evaluate(result.folder, episodes=5, deterministic=True, seed=1, in_process=True)
     assert found["behaviors"]["Goal"]["reward"]["mean"] > 0.9
-    (file,) = sparring.record(GOAL, policy=result.folder, episodes=3, out=tmp_path / "of; me", seed=1)
+    (file,) = sparring.record(GOAL, policy="goal", results_dir=tmp_path, episodes=3, out=tmp_path / "of; me", seed=1)
     assert describe(read_any(file))["episodes"] == 3
     with pytest.raises(sparring.SettingsError, match="which exist; expected none"):
         sparring.record(GOAL, policy=result.folder, out=tmp_path / "of; me")
