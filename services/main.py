@@ -108,7 +108,8 @@ def _run(given: Sequence[str]) -> int:
     for name, summary in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         if name == chosen:
-            if name in _FORKING and "--in-process" not in given and sys.platform == "linux":
+            alone = not {"--in-process", "--offline"}.isdisjoint(given)
+            if name in _FORKING and not alone and sys.platform == "linux":
                 from sparring.services.process import forking
 
                 forking.server()  # its imports take longer than all that is done here until the first service starts

@@ -19,6 +19,7 @@ from sparring.pipeline.files import Json
 from sparring.pipeline.specs import Array, BehaviorSpec
 
 UNITY_SUFFIX: Final = ".demo"
+_MINARI: Final = "minari:"
 
 FEWEST_TO_SPLIT: Final = 5
 """Fewest episodes of which some are held out; each of fewer is worth more for training than for evaluation."""
@@ -112,8 +113,22 @@ def load(path: str | Path, behavior: str, spec: BehaviorSpec, actions: DemoActio
     Raises:
         RecordingError: no file was found, a file cannot be read, or was recorded with another spec.
     """
+    columns, files = read_columns(path, behavior, spec, actions)
+    return _demonstrations(columns, spec, files)
+
+
+def spec_of(path: str | Path) -> BehaviorSpec:
+    """Returns the spec of recorded episodes, that of the first file; raises as `load`."""
+    return read_any(files_of(Path(path))[0]).spec
+
+
+def read_columns(
+    path: str | Path, behavior: str, spec: BehaviorSpec, actions: DemoActions = "auto"
+) -> tuple[episodes.Arrays, tuple[DemonstrationFile, ...]]:
+    """Returns the columns of all episodes, and their files; arguments and errors are those of `load`."""
     parts, files = [], []
     known = {*episodes.PER_EPISODE, *episodes.step_columns(spec)}  # another program's file may hold more columns
+    known |= {f"final_{name}" for name in known if name.startswith("observation.")}
     for file in files_of(Path(path)):
         recording = read_any(file, actions)
         _check_spec(file, recording.spec, behavior, spec)
@@ -129,16 +144,16 @@ def load(path: str | Path, behavior: str, spec: BehaviorSpec, actions: DemoActio
             expected=f"at least one of {behavior}",
             remedy="record some, or correct demo_path",
         )
-    return _demonstrations(episodes.stacked(parts), spec, tuple(files))
+    return episodes.stacked(parts), tuple(files)
 
 
 def files_of(path: Path) -> list[Path]:
-    """Returns a file itself, or the files of recorded episodes in a folder, by name.
+    """Returns a file or a data set of Minari itself, or the files of recorded episodes in a folder, by name.
 
     Raises:
         RecordingError: no such file exists.
     """
-    if path.is_file():
+    if path.is_file() or str(path).startswith(_MINARI):
         return [path]
     files = sorted(path.iterdir()) if path.is_dir() else []
     found = [one for one in files if one.name.endswith((episodes.SUFFIX, UNITY_SUFFIX)) and one.is_file()]
@@ -152,7 +167,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def read_any(path: Path, actions: DemoActions = "auto") -> Recording:
-    """Reads a file of ours or, by its suffix, a `.demo` file of Unity.
+    """Reads a file of ours or, by its suffix, a `.demo` file of Unity; after `minari:`, a data set of Minari.
 
     Args:
         path: of the file.
@@ -165,6 +180,10 @@ def read_any(path: Path, actions: DemoActions = "auto") -> Recording:
         from sparring.pipeline.demonstrations import unity  # needs the packages of the extra `unity`
 
         return unity.read(path, actions=actions)
+    if str(path).startswith(_MINARI):
+        from sparring.pipeline.demonstrations import minari  # needs the packages of the extra `minari`
+
+        return minari.read(str(path).removeprefix(_MINARI))
     return episodes.read(path)
 
 

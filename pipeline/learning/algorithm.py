@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparring.pipeline.demonstrations.library import DemonstrationFile, Demonstrations, load
+from sparring.pipeline.demonstrations.library import DemonstrationFile, Demonstrations, load, read_columns
 from sparring.pipeline.learning.actor_critic import ActorCritic
 from sparring.pipeline.learning.buffer import Batch
 from sparring.pipeline.learning.cloning import Cloning
@@ -50,6 +51,15 @@ class Algorithm(ABC):
             version: version of the current weights.
             trained: steps trained on before, for schedules.
         """
+
+    def update_offline(self, steps: int, trained: int) -> UpdateReport:
+        """Trains on recorded steps alone, as if `steps` of a simulator had arrived.
+
+        Args:
+            steps: for the number of gradient steps.
+            trained: steps counted before, for schedules.
+        """
+        raise NotImplementedError
 
     @property
     def optimizers(self) -> dict[str, Adam]:
@@ -114,6 +124,7 @@ class Parts:
         learns: False loads no demonstrations, for networks that only receive weights.
         files: demonstration files that were read.
         replay_folder: where a replay has its files; None for a learner without a folder.
+        offline: there is no simulator, and the algorithm learns from recorded steps.
     """
 
     behavior: str
@@ -125,6 +136,7 @@ class Parts:
     learns: bool = True
     files: list[DemonstrationFile] = field(default_factory=list)
     replay_folder: Path | None = None
+    offline: bool = False
 
     def build(self) -> Algorithm:
         """Returns the algorithm of the settings, with new networks.
@@ -161,6 +173,32 @@ class Parts:
         wanted = self.settings.behavioral_cloning
         shown = None if wanted is None else self.demonstrations(wanted)
         return None if shown is None else Cloning(networks.actor, self.settings, shown, self.generator)
+
+    def recorded(self, wanted: DemonstrationSettings) -> Batch:
+        """Reads recorded episodes as segments.
+
+        Raises:
+            RecordingError: they are missing, unreadable, or of another spec.
+        """
+        columns, files = read_columns(wanted.demo_path, self.behavior, self.spec, wanted.demo_actions)
+        self.files.extend(files)
+        lengths, rewards = columns["lengths"], columns["rewards"]
+        places = range(len(self.spec.observations))
+        return Batch(
+            lengths=lengths,
+            terminated=columns["terminated"],
+            ended=np.ones(len(lengths), np.bool_),
+            agent_episodes=np.arange(len(lengths)),
+            next_observations=tuple(columns[f"final_observation.{at}"] for at in places),
+            observations=tuple(columns[f"observation.{at}"] for at in places),
+            continuous=columns["continuous"],
+            discrete=columns["discrete"],
+            log_probs=np.zeros_like(rewards),
+            masks=columns.get("masks"),
+            rewards=rewards,
+            group_rewards=columns["group_rewards"],
+            versions=np.zeros(len(rewards), np.int64),
+        )
 
     def demonstrations(self, wanted: DemonstrationSettings) -> Demonstrations | None:
         """Reads demonstrations; returns None for networks that only receive weights.

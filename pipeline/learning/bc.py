@@ -46,8 +46,12 @@ class BC(Algorithm):
             version: version of the current weights.
             trained: steps counted before, for the schedule.
         """
+        return self.update_offline(batch.steps, trained)._replace(lags=lags(version, batch.versions))
+
+    def update_offline(self, steps: int, trained: int) -> UpdateReport:
+        """Trains on the demonstrations, as after so many steps."""
         cloning = self.cloning
         assert cloning is not None
-        statistics, lagging = cloning.update(trained), lags(version, batch.versions)
+        statistics = cloning.update(trained)
         # BC ignores all rewards by design.
-        return UpdateReport(statistics, batch.steps, cloning.minibatches, cloning.skipped, lagging, group_rewards=False)
+        return UpdateReport(statistics, steps, cloning.minibatches, cloning.skipped, (), group_rewards=False)

@@ -45,6 +45,7 @@ class Learner:
         is_stopping: returns whether an update is to end after its present minibatch.
         ranks: of the processes that share its minibatches; one that stops goes on alone.
         replay_folder: where a replay has its files; None keeps it in memory.
+        offline: it learns from recorded steps, by `update_offline`.
         version: version of the current weights; starts at 1 and only rises.
         updates: number of updates in the lineage of the current weights.
         trained: steps in that lineage.
@@ -65,6 +66,7 @@ class Learner:
     is_stopping: Callable[[], bool] = field(default=lambda: False, kw_only=True)
     ranks: Ranks = field(default_factory=Ranks, kw_only=True)
     replay_folder: Path | None = field(default=None, kw_only=True)
+    offline: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         settings = self.settings
@@ -186,6 +188,16 @@ class Learner:
             self._episode_returns.clear()
         return report
 
+    def update_offline(self) -> UpdateReport:
+        """Trains on recorded steps, as if those of an update had arrived, without passing `max_steps`."""
+        self._algorithm.is_stopping = self.is_stopping
+        steps = min(self.settings.hyperparameters.update_steps, self.settings.max_steps - self.trained)
+        report = self._algorithm.update_offline(steps, self.trained)
+        self.version += 1
+        self.updates += 1
+        self.trained += report.steps
+        return report
+
     def weights(self) -> PolicyWeights:
         """Returns the actor's weights, including those of its normalizer, for publication.
 
@@ -269,6 +281,7 @@ class Learner:
             ranks=self.ranks,
             learns=self.learns,
             replay_folder=self.replay_folder,
+            offline=self.offline,
         )
         built = parts.build()
         self.demo_files = tuple(dict.fromkeys(parts.files))

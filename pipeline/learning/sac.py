@@ -23,6 +23,7 @@ Then the target critics Q' approach the critics by `tau`. It differs from the pa
 6. A recurrent network is trained on sequences. The actor continues from the memory that was stored at their start, the
    critics from an empty one; critics remember the actions that they evaluate (ML-Agents).
 7. Observations are normalized by the running statistics of all steps that have arrived, those of the update included.
+8. Without a simulator, critics have another loss, see `offline`.
 
 B rows of a minibatch, r steps and s segments of a sample, C continuous actions, D branches, K choices of all branches,
 X values of an action for a signal: K, or 1 without branches; E kinds of action with an entropy coefficient; S reward
@@ -40,6 +41,7 @@ from sparring.pipeline.learning.actor_critic import ActorCritic
 from sparring.pipeline.learning.algorithm import Algorithm, Parts
 from sparring.pipeline.learning.buffer import Batch
 from sparring.pipeline.learning.losses import UpdateReport, lags
+from sparring.pipeline.learning.offline import conservative_loss, inverse_loss, log_sum, log_sum_of_all
 from sparring.pipeline.learning.optimizer import of_finite
 from sparring.pipeline.learning.replay import Replay, Sample
 from sparring.pipeline.learning.sac_settings import SACHyperparameters
@@ -207,20 +209,26 @@ class SAC(Algorithm):
         self._gammas = np.array([one.gamma for one in self.signals.settings.values()], np.float32)
         self._gammas_S = over(torch.from_numpy(self._gammas), parts.device)
         self._critic_parameters = list(self.networks.modules["critic"].parameters())
-        network = settings.network_settings
+        network, self._offline = settings.network_settings, settings.offline if parts.offline else None
+        recorded = None if self._offline is None else parts.recorded(self._offline)
+        slots = hyper.buffer_size if recorded is None else recorded.steps + len(recorded.lengths)
         self.replay = Replay(
             parts.spec,
-            hyper.buffer_size if parts.learns else 1,
+            slots if parts.learns else 1,
             sequence_length=network.sequence_length,
             carried=network.carried(actions),
             folder=parts.replay_folder if parts.learns else None,
-            keep=hyper.save_replay_buffer,
+            keep=hyper.save_replay_buffer and recorded is None,
         )
+        self._counters = self.replay.counters
+        if recorded is not None:
+            self._counters = torch.zeros_like(self._counters)  # a resumed learner reads the recorded steps again
+            self._add(recorded)
 
     @property
     def moments(self) -> dict[str, Tensor]:
         """Returns the states of all optimizers, and the counters of the replay."""
-        return super().moments | {"replay.counters": self.replay.counters}
+        return super().moments | {"replay.counters": self._counters}
 
     def update(self, batch: Batch, version: int, trained: int) -> UpdateReport:
         """Stores new steps, then takes as many gradient steps as `steps_per_update` allows for them.
@@ -230,21 +238,37 @@ class SAC(Algorithm):
             version: version of the current weights.
             trained: steps that arrived before, for the schedule.
         """
-        hyper, progress = self.hyper, trained / self.settings.max_steps
-        rate = scheduled(hyper.learning_rate_schedule, hyper.learning_rate, LEARNING_RATE_END, progress)
-        self.optimizer.learning_rate = rate
+        self._add(batch)
+        report = self._train(self.replay.stored, batch.steps, trained)
+        return report._replace(
+            lags=lags(version, batch.versions),
+            group_rewards=bool(batch.group_rewards.any()),
+            terminated=bool(batch.terminated.any()),
+        )
+
+    def update_offline(self, steps: int, trained: int) -> UpdateReport:
+        """Takes as many gradient steps on the recorded steps as if so many new ones had arrived."""
+        return self._train(self.replay.stored + trained + steps, steps, trained)
+
+    # ---------------------------------------------------------------- inside
+
+    def _add(self, batch: Batch) -> None:
         encoder, rewards = self.actor.encoder, self.signals.scaled(*batch.series)
         encoder.update(encoder.join(batch.observations))
         self.signals.begin(rewards, partial(self._reward_steps, batch))  # for the sums of the episodes that ended
         self.replay.add(batch, rewards)
-        counts = self.replay.stored, batch.steps
-        done = []
-        for _ in range(hyper.gradient_steps(*counts, hyper.steps_per_update)):
+
+    def _train(self, stored: int, new: int, trained: int) -> UpdateReport:
+        """Takes the gradient steps that new steps allow, after `stored` in all."""
+        hyper, progress, done = self.hyper, trained / self.settings.max_steps, []
+        rate = scheduled(hyper.learning_rate_schedule, hyper.learning_rate, LEARNING_RATE_END, progress)
+        self.optimizer.learning_rate = rate
+        for _ in range(hyper.gradient_steps(stored, new, hyper.steps_per_update)):
             done.append(self._step(self._minibatch(self._sample())))
             if self.is_stopping():
                 break
         of_signals = hyper.reward_signal_steps_per_update or hyper.steps_per_update
-        for _ in range(hyper.gradient_steps(*counts, of_signals) if self.signals.sources else 0):
+        for _ in range(hyper.gradient_steps(stored, new, of_signals) if self.signals.sources else 0):
             sampled = self._sample().batch
             self.signals.evaluate(sampled.rewards, self._reward_steps(sampled))
             self.signals.learn(torch.arange(sampled.steps, device=self.optimizer.device))
@@ -252,12 +276,11 @@ class SAC(Algorithm):
         taken = of_finite(done)
         return UpdateReport(
             statistics=self._statistics(taken) | {"Policy/Learning Rate": rate} | self.signals.statistics() | cloned,
-            steps=batch.steps,
+            steps=new,
             minibatches=len(done),
             skipped=len(done) - len(taken),
-            lags=lags(version, batch.versions),
-            group_rewards=bool(batch.group_rewards.any()),
-            terminated=bool(batch.terminated.any()),
+            lags=(),
+            group_rewards=False,
         )
 
     # ---------------------------------------------------------------- minibatches
@@ -352,7 +375,9 @@ class SAC(Algorithm):
         with torch.enable_grad():
             taken_B1X, decided = minibatch.chosen.unsqueeze(1), self._decide(now)
             estimates = [networks.evaluate(critic, now, minibatch.continuous) for critic in networks.critics]
-            errors = [((one_BSX * taken_B1X).sum(2) - targets_BS).square().mean() for one_BSX in estimates]
+            taken = [(one_BSX * taken_B1X).sum(2) for one_BSX in estimates]
+            both = zip(networks.critics, estimates, taken, strict=True)
+            losses = [self._critic_loss(minibatch, targets_BS, decided, *each) for each in both]
             if self.actor.actions.continuous:
                 least_BSX = self._least(networks.critics, now, decided.continuous)
             else:  # both have estimated every choice already
@@ -366,12 +391,56 @@ class SAC(Algorithm):
             for parameter in self._critic_parameters:  # the policy's loss trains no critic
                 if parameter.grad is not None:
                     parameter.grad.zero_()
-            (0.5 * (errors[0] + errors[1])).backward()  # type: ignore[no-untyped-call]
+            (losses[0] + losses[1]).backward()  # type: ignore[no-untyped-call]
 
         skipped = self.optimizer.step(backward).skipped
         networks.follow(self.hyper.tau, minibatch.absorbing + self._gammas_S * networks.absorbing)
-        critics, entropies = torch.stack(errors).detach(), decided.entropies.detach().mean(0)
+        critics = torch.stack([(one_BS.detach() - targets_BS).square().mean() for one_BS in taken])
+        entropies = decided.entropies.detach().mean(0)
         return skipped, Measures(policy.detach(), critics, entropies, targets_BS.mean(0))
+
+    def _critic_loss(
+        self,
+        minibatch: Minibatch,
+        targets_BS: Tensor,
+        decided: Decisions,
+        critic: Critic,
+        estimates_BSX: Tensor,
+        values_BS: Tensor,
+    ) -> Tensor:
+        """Returns the loss of one critic.
+
+        Args:
+            minibatch: what it is evaluated for.
+            targets_BS: what it learns.
+            decided: what the policy would do.
+            critic: the critic.
+            estimates_BSX: its values of the actions that were taken, with every choice.
+            values_BS: its values of the actions that were taken.
+        """
+        offline, now, actor = self._offline, minibatch.now, self.actor
+        if offline is None:
+            return 0.5 * (values_BS - targets_BS).square().mean()
+
+        def evaluate(rows_N: Tensor, continuous_NC: Tensor) -> Tensor:
+            seen = tuple(column.index_select(0, rows_N) for column in now.inputs)
+            return self.networks.evaluate(critic, View(seen, None), continuous_NC)
+
+        if offline.objective == "iq_learn":
+            own = decided._replace(weights=decided.weights.detach(), entropies=decided.entropies.detach())
+            if actor.actions.continuous:
+                estimates_BSX = evaluate(
+                    torch.arange(len(values_BS), device=values_BS.device), decided.continuous.detach()
+                )
+            soft_BS = soft_values(own, estimates_BSX, self.networks.log_alpha.detach().exp())
+            return inverse_loss(values_BS, targets_BS, soft_BS, offline.weight)
+        if actor.actions.continuous:
+            with torch.no_grad():
+                head_BH = actor(now.inputs)
+            sums_BS = log_sum_of_all(actor, head_BH, now.masks, evaluate, self.generator)
+        else:
+            sums_BS = log_sum(estimates_BSX, now.masks, actor.actions.discrete)
+        return conservative_loss(values_BS, targets_BS, sums_BS, offline.weight)
 
     @torch.no_grad()
     def _targets(self, minibatch: Minibatch, alpha_E: Tensor) -> Tensor:
@@ -382,7 +451,10 @@ class SAC(Algorithm):
         values_BS = values_BS.index_select(0, minibatch.at)
         after_end_S = minibatch.shares * values_BS.mean(0) + self.networks.absorbing
         values_BS = torch.where(minibatch.terminated, after_end_S, values_BS)
-        return minibatch.rewards + minibatch.discounts * values_BS
+        rewards_BS = minibatch.rewards
+        if self._offline is not None and self._offline.objective == "iq_learn":
+            rewards_BS = torch.zeros_like(rewards_BS)  # the critics imply them
+        return rewards_BS + minibatch.discounts * values_BS
 
     def _decide(self, view: View) -> Decisions:
         """Returns what the present policy would do."""

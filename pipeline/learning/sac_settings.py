@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from pydantic import Field
 
-from sparring.pipeline.learning.settings import Schedule, TrainerHyperparameters, TrainerSettings
+from sparring.pipeline.learning.settings import DemonstrationSettings, Schedule, TrainerHyperparameters, TrainerSettings
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.specs import BehaviorSpec
 
@@ -88,6 +88,19 @@ class SACHyperparameters(TrainerHyperparameters):
         first = max(self.buffer_init_steps, self.batch_size)
         now, before = (max(0, steps - first) / every for steps in (stored, stored - new))
         return math.floor(now) - math.floor(before)
+
+    def recordings(self, settings: TrainerSettings) -> DemonstrationSettings:
+        if settings.offline is None:
+            raise ValueError(
+                "got trainer_type sac without offline; expected recorded steps to learn from; add offline with a "
+                "demo_path"
+            )
+        if settings.network_settings.sequence_length:
+            raise ValueError(
+                "got trainer_type sac with a memory or previous_action; expected neither, because recorded steps hold "
+                "no memories; remove network_settings.memory and previous_action"
+            )
+        return settings.offline
 
     def refusal(self, settings: TrainerSettings) -> str | None:
         if self.buffer_size <= settings.time_horizon:

@@ -111,6 +111,17 @@ class TrainerHyperparameters(StrictSettings):
         """Returns why the algorithm cannot be trained with other settings of the behavior: got, expected, remedy."""
         return None
 
+    def recordings(self, settings: TrainerSettings) -> DemonstrationSettings:
+        """Returns where the recorded steps are that the algorithm learns from without a simulator.
+
+        Raises:
+            ValueError: it learns only from a simulator, or the settings name no steps: got, expected, remedy.
+        """
+        raise ValueError(
+            f"got trainer_type {settings.trainer_type}; expected bc or sac, which learn without a simulator; train it "
+            "with one, or choose another trainer"
+        )
+
 
 class Hyperparameters(TrainerHyperparameters):
     """Holds the hyperparameters of PPO and MA-POCA.
@@ -232,6 +243,10 @@ class BCHyperparameters(Hyperparameters):
                 "got trainer_type bc with hyperparameters.shared_critic true; expected no critic; remove shared_critic"
             )
         return None
+
+    def recordings(self, settings: TrainerSettings) -> DemonstrationSettings:
+        assert settings.behavioral_cloning is not None
+        return settings.behavioral_cloning
 
 
 EXTRINSIC: Final = "extrinsic"
@@ -437,6 +452,20 @@ class BehavioralCloningSettings(DemonstrationSettings):
     batch_size: int | None = Field(default=None, ge=1)
 
 
+class OfflineSettings(DemonstrationSettings):
+    """Names the steps that `sparring train --offline` learns from, and how a trainer with critics does so.
+
+    Attributes:
+        objective: `cql` learns from rewards, with a penalty on the values of actions that were not taken (Kumar et al.
+            2020, arXiv 2006.04779); `iq_learn` from the actions alone, as from demonstrations (Garg et al. 2021, arXiv
+            2106.12142).
+        weight: of the penalty of `cql`; of the squared rewards that `iq_learn` implies, whose factor is 1 / (4 weight).
+    """
+
+    objective: Literal["cql", "iq_learn"] = "cql"
+    weight: float = Field(default=1.0, gt=0)
+
+
 class TrainerSettings(StrictSettings):
     """Configures the learner of one behavior name.
 
@@ -445,6 +474,7 @@ class TrainerSettings(StrictSettings):
         hyperparameters: of that algorithm.
         network_settings: shape of actor and critic.
         behavioral_cloning: imitation beside training; None for none.
+        offline: steps to learn from without a simulator; without effect otherwise.
         init_path: checkpoint to start from; None for fresh weights.
         keep_checkpoints: how many checkpoints are kept.
         checkpoint_interval: steps between checkpoints.
@@ -461,6 +491,7 @@ class TrainerSettings(StrictSettings):
     network_settings: NetworkSettings = Field(default_factory=NetworkSettings)
     reward_signals: RewardSignals = Field(default_factory=lambda: RewardSignals.model_validate({EXTRINSIC: {}}))
     behavioral_cloning: BehavioralCloningSettings | None = None
+    offline: OfflineSettings | None = None
     init_path: str | None = Field(default=None, min_length=1)
     keep_checkpoints: int = Field(default=5, ge=1)
     checkpoint_interval: int = Field(default=500_000, ge=1)

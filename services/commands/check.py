@@ -105,7 +105,8 @@ def unreadable(settings: Settings) -> Iterator[str]:
     """Lists demonstrations that cannot be read, a line for each; whether they fit a simulator is checked in the run."""
     for section, behavior in settings.sections.items():
         gail, cloning = behavior.reward_signals.gail, behavior.behavioral_cloning
-        for key, demonstrations in (("reward_signals.gail", gail), ("behavioral_cloning", cloning)):
+        each = (("reward_signals.gail", gail), ("behavioral_cloning", cloning), ("offline", behavior.offline))
+        for key, demonstrations in each:
             if demonstrations is None:
                 continue
             try:

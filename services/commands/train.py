@@ -105,6 +105,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_ray(parser)
     shown = "show the run in a browser, as `sparring page` does, at 127.0.0.1:6100 or this address"
     parser.add_argument("--page", nargs="?", const="", metavar="HOST[:PORT]", help=shown)
+    meaning = "learn from recorded steps alone, without a simulator (bc, and sac with its section offline)"
+    parser.add_argument("--offline", action="store_true", help=meaning)
     parser.add_argument("--until-eof", action="store_true", help="stop in order when the standard input ends")
     _add_overrides(parser.add_mutually_exclusive_group(), _AGAIN)
     players = parser.add_argument_group("Unity players", "with the names that mlagents-learn uses")
@@ -133,6 +135,8 @@ def run(args: argparse.Namespace) -> int:
     loaded = read(args.config, _overrides(args), args.assigned)
     settings, kept = loaded.settings, loaded.settings.checkpoint_settings
     _refuse(settings, insecure=args.insecure, in_process=args.in_process, clustered=args.ray is not None)
+    if args.offline:
+        _refuse_offline(args, settings)
     notes = [*loaded.notices, *without_effect(settings)]
     if kept.inference:
         return STATUSES[_infer(args, settings, notes)]
@@ -176,6 +180,11 @@ def _train(args: argparse.Namespace, settings: Settings, notes: list[str], run_i
         return initial
 
     notes += prepare(settings, settings.behaviors)
+    if args.offline:
+        from sparring.services.commands import offline  # loads PyTorch, which the processes of other runs load
+
+        topology = build(settings, run_id=run_id, directory=directory, seed=seed, resumed=kept.resume)
+        return offline.train(topology, notes)
     with ExitStack() as stack:
         cluster = None if args.ray is None else stack.enter_context(connect(args.ray, settings))
         if cluster is None:
@@ -264,6 +273,20 @@ def _refuse(settings: Settings, *, insecure: bool, in_process: bool, clustered: 
     if lines:
         listed = "\n  ".join(lines)
         raise SettingsError(f"got settings that cannot be run here:\n  {listed}\nexpected none; mend each")
+
+
+def _refuse_offline(args: argparse.Namespace, settings: Settings) -> None:
+    """Refuses what cannot be trained without a simulator."""
+    problems = [] if settings.behaviors else ["got --offline without behaviors; expected one at least; name it"]
+    if args.ray is not None or settings.checkpoint_settings.inference:
+        problems.append("got --offline with --ray or --inference; expected training on this machine; leave one out")
+    for name, behavior in settings.behaviors.items():
+        try:
+            behavior.hyperparameters.recordings(behavior)
+        except ValueError as error:
+            problems.append(f"behaviors.{name}: {error}")
+    if problems:
+        raise SettingsError("\n".join(problems))
 
 
 def run_folder(results: Path, run_id: str, *, resume: bool, force: bool) -> Path:

@@ -83,6 +83,7 @@ behaviors:
         demo_actions: previous
         use_actions: true
         use_vail: true
+        reward: airl
       curiosity:
         gamma: 0.7
         strength: 0.02
@@ -105,6 +106,11 @@ behaviors:
       samples_per_update: 512
       num_epoch: 2
       batch_size: 128
+    offline:
+      demo_path: demos/steps
+      demo_actions: own
+      objective: iq_learn
+      weight: 0.5
     init_path: results/earlier/Ball
     keep_checkpoints: 7
     checkpoint_interval: 20000
