@@ -17,7 +17,7 @@ from sparring.pipeline.errors import FAILED, SettingsError
 from sparring.pipeline.learning.settings import Hyperparameters
 from sparring.pipeline.settings import Settings, SimulatorSettings, no_device, not_here, read, without_effect
 from sparring.pipeline.settings.model import BehaviorSettings
-from sparring.services.commands import players, tryout
+from sparring.services.commands import tryout
 from sparring.services.commands.runs import add_config, add_insecure, add_ray, connect, not_on_a_cluster
 from sparring.services.process.encryption import exposed, keys_missing, keys_unusable, long_paths, unprotected
 
@@ -91,7 +91,7 @@ def summary(settings: Settings, *, insecure: bool = False) -> Iterator[str]:
         yield f"simulator: {_simulator(simulator)}"
     if not settings.launched:
         yield f"simulators: none to launch; waits for them at {settings.pipeline.address}"
-    for line in (*not_here(settings), *unreadable(settings), *players.missing(settings), *keys_missing(settings)):
+    for line in (*not_here(settings), *unreadable(settings), *missing_players(settings), *keys_missing(settings)):
         yield f"not found: {line}"
     if refused := no_device(settings):
         yield f"not usable: {refused}"
@@ -114,6 +114,15 @@ def unreadable(settings: Settings) -> Iterator[str]:
                     read_any(file, demonstrations.demo_actions)
             except RecordingError as error:
                 yield f"{section}.{key}.demo_path: {error}"
+
+
+def missing_players(settings: Settings) -> Iterator[str]:
+    """Lists the initial checkpoints and opponents that do not exist or are damaged, a line for each."""
+    behaviors, initial = settings.behaviors.values(), settings.checkpoint_settings.initialize_from
+    if initial or any(one.init_path or (one.self_play and one.self_play.opponents) for one in behaviors):
+        from sparring.services.commands.players import missing  # zmq and anyio: most files name no checkpoint
+
+        yield from missing(settings)
 
 
 def _behavior(behavior: BehaviorSettings) -> str:

@@ -152,7 +152,7 @@ def test_checkpoint_of_another_spec_or_behavior_is_refused(tmp_path: Path, capsy
     record(tmp_path, goal(tmp_path), "--policy", str(path), status=2)
     assert "a checkpoint of Other" in capsys.readouterr().err
     record(tmp_path, goal(tmp_path), "--policy", str(tmp_path / "none"), status=2)
-    assert "not there" in capsys.readouterr().err
+    assert "expected a folder, or one of the runs in results" in capsys.readouterr().err
 
 
 def test_all_behaviors_act_and_the_named_ones_are_recorded(tmp_path: Path) -> None:
