@@ -73,6 +73,8 @@ def traceback_of(error: BaseException) -> str:
 
     The whole traceback is returned where neither that code nor its library is in it.
     """
+    if isinstance(error, SyntaxError):  # it names its place itself, and no code of the author has run
+        return "".join(traceback.format_exception_only(error))
     whole = traceback.TracebackException.from_exception(error)
     part: traceback.TracebackException | None = whole
     while part is not None:

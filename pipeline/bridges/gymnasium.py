@@ -93,7 +93,14 @@ def make_gymnasium(
             if vector.metadata.get("autoreset_mode") == gymnasium.vector.AutoresetMode.NEXT_STEP:
                 return check_images(NativeGame(name, vector, observe), images)
             vector.close()
-        envs = make_areas(partial(gymnasium.make, env_id, **options), areas, classes, video)
+            if vectorization == "native":
+                raise SettingsError(
+                    f"got vectorization native, and {env_id!r} without autoreset_mode NEXT_STEP in its metadata; "
+                    "expected it, because a step must return the last observation of an episode; add it, or leave "
+                    "vectorization out"
+                )
+        make = partial(gymnasium.make, env_id, disable_env_checker=True, **options)  # what it returns is checked here
+        envs = make_areas(make, areas, classes, video)
         return check_images(GymnasiumGame(name, envs, observe), images)
     except (gymnasium.error.Error, TypeError, ImportError) as error:
         raise _refusal(env_id, options, error) from error
@@ -108,6 +115,8 @@ def _refusal(env_id: str, options: Mapping[str, Option], error: Exception) -> Se
         case gymnasium.error.UnregisteredEnv():
             own = "" if ":" in env_id else f", or write MODULE:{env_id} with the module that registers it"
             expected, remedy = "a registered id", f"correct it{own}"
+        case ImportError(__cause__=ImportError(name=str(name))) if name != env_id.partition(":")[0]:
+            expected, remedy = "a module whose imports are installed", f"install {name}, or correct the import"
         case ImportError():
             expected = "a module that is installed, beside the configuration, or in pipeline.python_path"
             remedy = "correct the name, or give its folder (--python-path without a configuration)"

@@ -108,6 +108,11 @@ class SACHyperparameters(TrainerHyperparameters):
                 f"got trainer_type sac with hyperparameters.buffer_size {self.buffer_size} and time_horizon "
                 f"{settings.time_horizon}; expected a replay that holds more than one segment; raise buffer_size"
             )
+        if self.buffer_init_steps >= settings.max_steps:
+            return (
+                f"got trainer_type sac with hyperparameters.buffer_init_steps {self.buffer_init_steps} and max_steps "
+                f"{settings.max_steps}; expected fewer, because nothing is learned before; raise max_steps"
+            )
         if self.n_step > 1 and settings.network_settings.memory is not None:
             return (
                 f"got trainer_type sac with hyperparameters.n_step {self.n_step} and network_settings.memory; expected "

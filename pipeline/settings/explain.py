@@ -146,6 +146,8 @@ def _explained(model: type[BaseModel], root: Entry, detail: ErrorDetails) -> Ite
         place = replace(entry.place, path=(*entry.place.path, *last))
         text = f"got nothing; expected {last[0]}, which has no default; {_ADD.get(str(last[0]), 'write it')}"
         yield _Finding(Problem(place, text, alone=False), path, ((*path, *last),))
+    elif kind == "extra_forbidden" and path[-2:-1] == ("hyperparameters",):
+        yield from _unknown_hyperparameter(root, entry, path)
     elif kind == "extra_forbidden":
         yield _Finding(Problem(entry.place, _unknown_key(model, path)), path, (path,))
     elif kind == "union_tag_not_found" and (unknown := sorted(entry.mapping.keys() - known_keys(path, model))):
@@ -175,6 +177,21 @@ def _refused(model: type[BaseModel], entry: Entry, path: Path, text: str) -> _Fi
     place = next(own, written[0] if written else entry.place)
     involves = tuple((*path, key) for key in mentioned) if len(written) == len(mentioned) else (path,)
     return _Finding(Problem(place, text, alone=not entry.mapping), path, involves)
+
+
+def _unknown_hyperparameter(root: Entry, entry: Entry, path: Path) -> Iterator[_Finding]:
+    """Yields the error of a key that the trainer does not have; nothing where the trainer is unknown itself."""
+    above, key = path[:-2], str(path[-1])
+    written = _descend(root, above)[0].child("trainer_type")
+    known = {name: list(one.model_fields) for name, one in plugins.working(plugins.TRAINERS)}
+    trainer = "ppo" if written is None else str(written.value)
+    if trainer in known:
+        others = ", ".join(sorted(name for name, keys in known.items() if key in keys))
+        remedy = f"remove it: it belongs to {others}" if others else did_you_mean(key, known[trainer]) or "remove it"
+        text = (
+            f"got the unknown key {key!r}; expected one of {', '.join(known[trainer])}, which {trainer} has; {remedy}"
+        )
+        yield _Finding(Problem(entry.place, text), path, (path, (*above, "trainer_type")))
 
 
 def _unknown_key(model: type[BaseModel], path: Path) -> str:

@@ -178,11 +178,12 @@ def _assign(root: Entry, text: str, place: Place) -> None:
         text = f"got {path[1]!r}; expected one of {', '.join(behaviors)}; {remedy}"
         raise refuse(place.file, [Problem(place, text)])
     for step_to in path[:-1]:
-        if isinstance(step_to, int):
-            if step_to >= len(entry.items):
+        if isinstance(step_to, int) or isinstance(entry.value, list):
+            number = int(step_to) if str(step_to).isdecimal() else len(entry.items)  # simulators.0 is simulators[0]
+            if number >= len(entry.items):
                 what = f"got entry {step_to} of a list of {len(entry.items)}; expected one that is there; correct it"
                 raise refuse(place.file, [Problem(place, what)])
-            entry = entry.items[step_to]
+            entry = entry.items[number]
             continue
         inner = entry.mapping.get(step_to)
         if inner is None or inner.value is None:

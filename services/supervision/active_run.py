@@ -198,12 +198,14 @@ class ActiveRun:
         elif await self._never_worked(part, hosted):
             why = "failed before its first step"
         known = part.reported or bool(why)  # an incident has one line on the console
-        (self.log.info if known else self.log.warning)("failed", part=part.name, error=error, failures=count)
+        wait_s = min(usual.backoff_max_s, usual.backoff_s * 2 ** (count - 1))
+        further = {} if why else {"restart_in_s": wait_s, "most_failures": limits.budget}
+        (self.log.info if known else self.log.warning)("failed", part=part.name, error=error, failures=count, **further)
         if why:
             part.died = True
             self.fail(f"{part.name} {why}: {error}{_explanation(hosted)}")
             return False
-        with anyio.move_on_after(min(usual.backoff_max_s, usual.backoff_s * 2 ** (count - 1))):
+        with anyio.move_on_after(wait_s):
             await self.over.wait()
         return self.is_wanted(part)
 

@@ -95,6 +95,14 @@ def test_failure_of_an_environment_is_shown_with_file_and_line(
     assert "tryout.py" not in err
 
 
+def test_syntax_error_of_an_environment_is_shown_without_frames(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "board_d.py").write_text("def f(:\n")
+    assert main(["try", "board_d", "--python-path", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.startswith(f'  File "{tmp_path / "board_d.py"}", line 1\n')
+
+
 CONFIGURATION = """
 behaviors: {board_c: {max_steps: 100}}
 simulators: [{name: gymnasium, options: {env_id: "board_c:board_c-v0"%s}}]

@@ -41,6 +41,7 @@ def test_values_are_those_of_the_file_or_new() -> None:
     assert [one.areas for one in found.simulators] == [1, 5]
     assert found.pipeline.restarts.budget == 7
     assert "gravity" in found.environment_parameters
+    assert settings("simulators.1.areas=6").simulators[1].areas == 6
 
 
 def test_later_values_and_options_win() -> None:
@@ -69,6 +70,8 @@ def test_a_file_without_behaviors_gets_one() -> None:
         ("behaviors.Ball.max_steps=many", "command line: behaviors.Ball.max_steps: got 'many'"),
         ("behaviors.Ball.hyperparameters.beta.x=1", "got 0.5 above 'x'; expected a section"),
         ("simulators.count=3", "got a list above 'count'; expected a section"),
+        ("simulators.7.count=3", "command line: simulators.7.count: got entry 7 of a list of 2;"),
+        ("simulators.first.count=3", "got entry first of a list of 2;"),
         ("debug=true\nbehaviors: {}", "command line: debug: got several lines; expected one value"),
         ("debug={", "command line"),
         ("debug=\ud83d", "expected text in UTF-8"),

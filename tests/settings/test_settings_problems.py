@@ -63,6 +63,18 @@ def test_a_key_in_the_wrong_section_is_reported_with_the_right_one() -> None:
     )
 
 
+def test_a_key_of_another_trainer_is_reported_with_those_that_have_it() -> None:
+    line = only_problem("behaviors: {A: {trainer_type: sac, hyperparameters: {num_epoch: 3}}}")
+    assert "expected one of batch_size, " in line
+    assert "which sac has; remove it: it belongs to bc, poca, ppo" in line
+    assert "did you mean sac?" in only_problem("behaviors: {A: {trainer_type: sacc, hyperparameters: {tau: 0.1}}}")
+
+
+def test_more_first_steps_than_the_run_has_are_refused() -> None:
+    text = "behaviors: {A: {trainer_type: sac, max_steps: 100, hyperparameters: {buffer_init_steps: 100}}}"
+    assert "buffer_init_steps 100 and max_steps 100; expected fewer" in only_problem(text)
+
+
 def test_a_misspelt_value_is_reported_with_the_nearest_one() -> None:
     text = "behaviors: {A: {hyperparameters: {beta_schedule: liner}}}"
     assert "got 'liner'; expected 'linear' or 'constant'; did you mean linear?" in only_problem(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -156,6 +157,32 @@ def test_what_cannot_be_made_has_the_remedy_for_its_cause(monkeypatch: pytest.Mo
     monkeypatch.setitem(__import__("sys").modules, "nothing_here", ModuleType("nothing_here"))
     with pytest.raises(SettingsError, match="nothing_here:ID for an environment of Gymnasium"):
         make_pettingzoo("nothing_here")
+
+
+def test_a_registered_environment_is_checked_in_the_same_words() -> None:
+    gymnasium.register("Four", lambda: Returns((ZERO, {}), (ZERO, 0.0, False, {})))
+    game = make_gymnasium(f"{__name__}:Four")
+    game.reset({}, 0)
+    with pytest.raises(SpecError, match=r"got a tuple of 4 .* from step\(\); expected a tuple of 5"):
+        game.step(chosen("Four?team=0", 0))
+
+
+def test_a_vector_form_of_another_kind_is_refused_where_it_is_demanded() -> None:
+    class Other(ReturnsMany):
+        metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    gymnasium.register("Other", vector_entry_point=lambda num_envs: Other(BOTH, NO, {}))
+    with pytest.raises(SettingsError, match="without autoreset_mode NEXT_STEP"):
+        make_gymnasium(f"{__name__}:Other", 2, vectorization="native")
+
+
+def test_a_missing_import_of_an_environment_is_told_from_a_missing_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "imports_nothing.py").write_text("import nunpy_of_a_test\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SettingsError, match=r"imports_nothing.py:1\); .*; install nunpy_of_a_test, or correct"):
+        make_gymnasium("imports_nothing:A-v0")
 
 
 def test_an_id_without_a_version_names_its_behavior() -> None:
