@@ -287,7 +287,7 @@ class Learning:
             "stale_correction_weak": is_weak,
             "group_rewards_added": report.group_rewards and not grouped and signals.extrinsic is not None,
             "no_groups": grouped and not report.groups and not self._has_updated,
-            "gail_survival_bias": report.terminated and signals.gail is not None and biased(signals.extrinsic),
+            "gail_survival_bias": report.terminated and biased(signals.gail, signals.extrinsic),
         }
         for event in [event for event, is_shown in shown.items() if is_shown and event not in self._logged]:
             facts = {"effective_sample_size": sample_size, "lag": lag} if event == "stale_correction_weak" else {}

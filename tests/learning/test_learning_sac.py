@@ -13,7 +13,7 @@ from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.export.checkpoints import export
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.learning.sac_settings import SACHyperparameters
-from sparring.pipeline.learning.settings import RewardSignals, TrainerSettings
+from sparring.pipeline.learning.settings import BehavioralCloningSettings, RewardSignals, TrainerSettings
 from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings
 from sparring.pipeline.networks.squashed import LOG_SIGMA, SquashedActor, squash
 from sparring.pipeline.settings.load import parse_settings
@@ -348,6 +348,23 @@ def test_reward_networks_take_steps_of_their_own():
     report = one.update()
     assert report.minibatches == 12
     assert source.optimizer.tried - before == 24
+
+
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_cloning_beside_draws_the_policy_to_the_demonstrations(kind, tmp_path):
+    spec = spec_of(kind)
+    columns = recorded(spec, [30] * 3)
+    columns["continuous"][:], columns["discrete"][:] = 0.5, 1
+    write(tmp_path, spec, columns)
+    cloning = BehavioralCloningSettings(demo_path=str(tmp_path), strength=10.0)
+    settings = settings_of().model_copy(update={"behavioral_cloning": cloning})
+    one = Learner("Test", spec, settings, 0)
+    losses = [fed(one, 130, seed=seed).update().statistics["Losses/Pretraining Loss"] for seed in range(40)]
+    assert losses[-1] < 0.3 * losses[0]
+    seen = [columns["observation.0"], columns["observation.1"]]
+    likeliest = one._algorithm.actor.frozen().act(seen, None, None, deterministic=True)
+    np.testing.assert_allclose(likeliest[0], columns["continuous"], atol=0.3)
+    assert np.isclose(likeliest[1], columns["discrete"]).sum() >= 0.9 * columns["discrete"].size
 
 
 # ---------------------------------------------------------------- reproducible, saved, restored

@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 from sparring.pipeline.games.soccer import Soccer
+from sparring.pipeline.learning.checkpoints import CheckpointFolder
 from sparring.pipeline.messages.matches import MatchupAssignment
 from sparring.pipeline.messages.state import LearnerState, PolicyWeights
 from sparring.pipeline.simulation.game import Game
@@ -37,6 +38,19 @@ pytestmark = pytest.mark.usefixtures("fixed_order")
 def counted(play: Play, name: str) -> int:
     """Returns the number of steps of a behavior that the simulators counted, including those of ghosts."""
     return sum(counts.get(name, 0) for counts in play.graph.counted.values())
+
+
+@pytest.mark.anyio
+async def test_sac_plays_against_its_ghosts_and_stores_no_step_of_theirs(tmp_path: Path) -> None:
+    hyper = {"batch_size": 16, "buffer_size": 2000, "steps_per_update": 16, "save_replay_buffer": True}
+    kind = KINDS["symmetric"]
+    settings = plain_settings(kind, trainer_type="sac", hyperparameters=hyper)
+    play = await run_to_end(tmp_path, [kind.game(), kind.game()], settings)
+    counts = check_all(play)["Goal"]
+    assert counts["trained"] >= STEPS
+    assert counts["ghost"] > STEPS / 3
+    last = CheckpointFolder(tmp_path, "Goal").load_latest()
+    assert last.optimizer["replay.counters"][1] == counts["trained"]
 
 
 @pytest.mark.anyio

@@ -308,13 +308,13 @@ def kl(mean_2BZ: Tensor, sigma_Z: Tensor) -> Tensor:
     return of_means + (variance_Z - 1 - variance_Z.log()).sum()
 
 
-def biased(extrinsic: ExtrinsicSettings | None) -> bool:
-    """Returns whether all rewards are always above 0, because GAIL is the only one.
+def biased(gail: GailSettings | None, extrinsic: ExtrinsicSettings | None) -> bool:
+    """Returns whether all rewards are always above 0, because GAIL is the only one, in its own form.
 
     If episodes can end by themselves, such an agent first learns to survive, whether the demonstrations do so or not
     (Kostrikov et al. 2019, arXiv 1809.02925, section 4.1).
     """
-    return extrinsic is None or not extrinsic.strength
+    return gail is not None and gail.reward == "gail" and (extrinsic is None or not extrinsic.strength)
 
 
 def _between(one: Tensor, other: Tensor, share_B: Tensor) -> Tensor:
