@@ -31,13 +31,12 @@ signals, M values of a recurrent memory, P features of an action.
 """
 
 from functools import partial
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from sparring.pipeline.learning.actor_critic import ActorCritic
 from sparring.pipeline.learning.algorithm import Algorithm, Parts
 from sparring.pipeline.learning.buffer import Batch
 from sparring.pipeline.learning.losses import UpdateReport, lags
@@ -47,45 +46,12 @@ from sparring.pipeline.learning.replay import Replay, Sample
 from sparring.pipeline.learning.sac_settings import SACHyperparameters
 from sparring.pipeline.learning.settings import LEARNING_RATE_END, scheduled
 from sparring.pipeline.learning.signals import Steps
-from sparring.pipeline.networks.actor import Actor, Critic
+from sparring.pipeline.learning.soft_networks import Decisions, SoftNetworks, View, soft_values, target_entropies
+from sparring.pipeline.networks.actor import Critic
 from sparring.pipeline.networks.device import move_parameters, over
-from sparring.pipeline.networks.encoders import Inputs
 from sparring.pipeline.networks.layers import Layout
-from sparring.pipeline.networks.squashed import SquashedActor, squash
-from sparring.pipeline.specs import Array, BehaviorSpec, Floats, ObservationSpec
-
-DISCRETE_TARGET: Final = 0.2
-_ACTION: Final = "the action that is evaluated"
-
-
-class View(NamedTuple):
-    """Holds rows that networks evaluate together.
-
-    Attributes:
-        inputs: prepared observations [B, ...].
-        masks: [B, K] True = forbidden; None without branches.
-        layout: how the rows form sequences; None for networks without memory.
-        memory: [q, M] the actor's memory before each sequence.
-    """
-
-    inputs: Inputs
-    masks: Tensor | None
-    layout: Layout | None = None
-    memory: Tensor | None = None
-
-
-class Decisions(NamedTuple):
-    """Holds what a policy would do in some rows.
-
-    Attributes:
-        continuous: [B, C] sampled.
-        weights: [B, X] probability of each choice; ones without branches.
-        entropies: [B, E] of the sample for the continuous actions together, of the distribution for each branch.
-    """
-
-    continuous: Tensor
-    weights: Tensor
-    entropies: Tensor
+from sparring.pipeline.networks.squashed import SquashedActor
+from sparring.pipeline.specs import Array, Floats
 
 
 class Minibatch(NamedTuple):
@@ -130,56 +96,6 @@ class Measures(NamedTuple):
     critics: Tensor
     entropies: Tensor
     values: Tensor
-
-
-class SoftNetworks(ActorCritic):
-    """Combines an actor, two critics, their targets, and entropy coefficients.
-
-    A critic reads the continuous actions as one more observation.
-
-    Args:
-        parts: what the algorithm is built from.
-        initial: entropy coefficient at the start.
-
-    Attributes:
-        trained: all networks that the optimizer changes.
-        log_alpha: [E] logarithms of the entropy coefficients: of the continuous actions, then of each branch.
-        absorbing: [S] value of the state after the end of an episode.
-    """
-
-    def __init__(self, parts: Parts, initial: float) -> None:
-        spec, settings, generator = parts.spec, parts.settings, parts.generator
-        network, actions, seen = settings.network_settings, spec.actions, spec.observations
-        if actions.continuous:
-            seen = (*seen, ObservationSpec(name=_ACTION, shape=(actions.continuous,)))
-        evaluated = BehaviorSpec(observations=seen, actions=actions)
-        actor: Actor = settings.hyperparameters.actor(spec, network, generator)
-        values = len(settings.reward_signals.named()) * max(1, actions.mask_size)
-        self.critics = [Critic(evaluated, network, values, generator) for _ in range(2)]
-        self.targets = [Critic(evaluated, network, values, torch.Generator()) for _ in range(2)]
-        super().__init__(actor, nn.ModuleList(self.critics), settings)
-        kinds = (actions.continuous > 0) + len(actions.discrete)
-        self.log_alpha = nn.Parameter(torch.full((kinds,), initial).log())
-        self.modules["entropy"] = nn.ParameterList([self.log_alpha])
-        self.trained = nn.ModuleDict(dict(self.modules.items()))
-        self.absorbing = nn.Parameter(torch.zeros(self.signals), requires_grad=False)
-        self.modules["absorbing"] = nn.ParameterList([self.absorbing])
-        self.modules["target"] = nn.ModuleList(self.targets).requires_grad_(False)
-        self.modules["target"].load_state_dict(self.modules["critic"].state_dict())
-
-    def evaluate(self, critic: Critic, view: View, continuous_BC: Tensor) -> Tensor:
-        """Returns values [B, S, X] of continuous actions together with every choice."""
-        joined, *others = view.inputs
-        memory = None if view.memory is None else torch.zeros_like(view.memory)
-        values: Tensor = critic((torch.cat((joined, continuous_BC), 1), *others), view.layout, memory)
-        return values.view(len(values), self.signals, -1)
-
-    def follow(self, tau: float, absorbing_S: Tensor) -> None:
-        """Moves the targets a share of the way to the critics, and the values of absorbing states to new estimates."""
-        targets, critics = (tuple(self.modules[name].parameters()) for name in ("target", "critic"))
-        with torch.no_grad():
-            torch._foreach_lerp_(targets, critics, tau)
-            self.absorbing.lerp_(absorbing_S, tau)
 
 
 class SAC(Algorithm):
@@ -373,13 +289,13 @@ class SAC(Algorithm):
         alpha_E = networks.log_alpha.detach().exp()
         targets_BS = self._targets(minibatch, alpha_E)
         with torch.enable_grad():
-            taken_B1X, decided = minibatch.chosen.unsqueeze(1), self._decide(now)
+            taken_B1X, decided = minibatch.chosen.unsqueeze(1), networks.decide(now, self.generator)
             estimates = [networks.evaluate(critic, now, minibatch.continuous) for critic in networks.critics]
             taken = [(one_BSX * taken_B1X).sum(2) for one_BSX in estimates]
             both = zip(networks.critics, estimates, taken, strict=True)
             losses = [self._critic_loss(minibatch, targets_BS, decided, *each) for each in both]
             if self.actor.actions.continuous:
-                least_BSX = self._least(networks.critics, now, decided.continuous)
+                least_BSX = networks.least(networks.critics, now, decided.continuous)
             else:  # both have estimated every choice already
                 least_BSX = torch.minimum(*estimates).detach()
             policy = -soft_values(decided, least_BSX, alpha_E).mean()
@@ -446,8 +362,10 @@ class SAC(Algorithm):
     def _targets(self, minibatch: Minibatch, alpha_E: Tensor) -> Tensor:
         """Returns [B, S] what the critics learn."""
         following = minibatch.following
-        decided = self._decide(following)
-        values_BS = soft_values(decided, self._least(self.networks.targets, following, decided.continuous), alpha_E)
+        decided = self.networks.decide(following, self.generator)
+        values_BS = soft_values(
+            decided, self.networks.least(self.networks.targets, following, decided.continuous), alpha_E
+        )
         values_BS = values_BS.index_select(0, minibatch.at)
         after_end_S = minibatch.shares * values_BS.mean(0) + self.networks.absorbing
         values_BS = torch.where(minibatch.terminated, after_end_S, values_BS)
@@ -455,25 +373,6 @@ class SAC(Algorithm):
         if self._offline is not None and self._offline.objective == "iq_learn":
             rewards_BS = torch.zeros_like(rewards_BS)  # the critics imply them
         return rewards_BS + minibatch.discounts * values_BS
-
-    def _decide(self, view: View) -> Decisions:
-        """Returns what the present policy would do."""
-        actor, actions = self.actor, self.actor.actions
-        head_BH = actor(view.inputs, view.layout, view.memory)
-        noise_BC = over(torch.randn(len(head_BH), actions.continuous, generator=self.generator), head_BH.device)
-        continuous_BC, log_prob_B = squash(*actor.split(head_BH), noise_BC)
-        entropies, weights = [-log_prob_B] if actions.continuous else [], []
-        for logits_Bk in actor.branch_logits(head_BH, view.masks):
-            log_p_Bk = logits_Bk.log_softmax(1)
-            weights.append(log_p_Bk.exp())
-            entropies.append(-(weights[-1] * log_p_Bk).sum(1))
-        weights_BX = torch.cat(weights, 1) if weights else torch.ones_like(head_BH[:, :1])
-        return Decisions(continuous_BC, weights_BX, torch.stack(entropies, 1))
-
-    def _least(self, critics: list[Critic], view: View, continuous_BC: Tensor) -> Tensor:
-        """Returns [B, S, X] the smaller estimate of both critics."""
-        one, other = (self.networks.evaluate(critic, view, continuous_BC) for critic in critics)
-        return torch.minimum(one, other)
 
     def _statistics(self, taken: list[Measures]) -> dict[str, float]:
         """Returns the means of the measures, by ML-Agents' names, and what the networks hold now."""
@@ -495,19 +394,3 @@ class SAC(Algorithm):
             "Policy/Entropy": entropies.sum().item(),
             **{f"Policy/{name.capitalize()} Value Estimate": value for name, value in estimates},
         }
-
-
-def soft_values(decisions: Decisions, values_BSX: Tensor, alpha_E: Tensor) -> Tensor:
-    """Returns [B, S] expected values of decisions, plus their entropies times the coefficients."""
-    expected_BS = (values_BSX * decisions.weights.unsqueeze(1)).sum(2)
-    return expected_BS + (decisions.entropies * alpha_E).sum(1, keepdim=True)
-
-
-def target_entropies(actor: Actor, masks_BK: Tensor | None) -> Tensor:
-    """Returns [B, E], or [1, E], the entropy that each coefficient aims at (2)."""
-    actions, rows = actor.actions, 1 if masks_BK is None else len(masks_BK)
-    targets = [torch.full((rows,), -float(actions.continuous), device=actor.device)] if actions.continuous else []
-    if masks_BK is not None:
-        allowed = masks_BK.logical_not().split_with_sizes(list(actions.discrete), 1)
-        targets += [DISCRETE_TARGET * one.sum(1).clamp(min=1).log() for one in allowed]
-    return torch.stack(targets, 1)

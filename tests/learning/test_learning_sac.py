@@ -351,7 +351,7 @@ def test_reward_networks_take_steps_of_their_own():
 
 
 @pytest.mark.parametrize("kind", ACTIONS)
-def test_cloning_beside_draws_the_policy_to_the_demonstrations(kind, tmp_path):
+def test_cloning_beside_moves_the_policy_to_the_demonstrations(kind, tmp_path):
     spec = spec_of(kind)
     columns = recorded(spec, [30] * 3)
     columns["continuous"][:], columns["discrete"][:] = 0.5, 1
