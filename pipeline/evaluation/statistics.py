@@ -1,13 +1,8 @@
 """This module computes statistics of episodes, and the results of a tournament.
 
 The interval of a mean is a bias-corrected and accelerated bootstrap interval (Efron 1987, doi
-10.1080/01621459.1987.10478410): returns are rarely normal. That of a share is Wilson's (1927, doi
-10.1080/01621459.1927.10502953), which stays within 0..1 and is valid for few episodes. Both assume independent
-episodes: members of one group are dependent, so there is no interval with groups.
-
-Ratings are the maximum a posteriori of Bradley and Terry's model (1952, doi 10.1093/biomet/39.3-4.324), a tied match as
-half a win, on Elo's scale, with mean 0. A normal prior of 800 points keeps the rating of a player that never lost
-finite. Their intervals use the curvature there (Laplace).
+10.1080/01621459.1987.10478410): returns are rarely normal. That of a share is Wilson's (`ratings`). Both assume
+independent episodes: members of one group are dependent, so there is no interval with groups.
 """
 
 import io
@@ -19,14 +14,12 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
-from scipy.special import expit, log_expit
-from scipy.stats import bootstrap, norm
+from scipy.stats import bootstrap
 
+from sparring.pipeline.evaluation.ratings import CONFIDENCE, Matrix, rated, wilson
 from sparring.pipeline.files import Json
 from sparring.pipeline.specs import Array, BehaviorId
 
-CONFIDENCE: Final = 0.95
 _RESAMPLES: Final = 9999
 _VALUES_AT_ONCE: Final = 10**7
 _MOST_FOR_BCA: Final = 3000
@@ -103,10 +96,6 @@ def _interval(values: NDArray[np.float64]) -> list[float] | None:
     ).confidence_interval
     return [float(found.low), float(found.high)]
 
-
-_SCALE: Final = 400 / math.log(10)
-_PRIOR: Final = 800.0
-Matrix = NDArray[np.float64]
 
 Match = Mapping[str, Json]
 """A line of the match table: its number, matchup, and players and scores by behavior id."""
@@ -201,38 +190,6 @@ def standings(players: Sequence[str], lines: Iterable[Match]) -> TournamentTable
             points[other, one] += (1 - share) * (one != other)
     ratings, margins = rated(points * (1 - np.eye(len(players))))
     return TournamentTable(tuple(players), matches, points, ratings, margins)
-
-
-def rated(points: Matrix) -> tuple[Matrix, Matrix]:
-    """Returns ratings and half the widths of their intervals.
-
-    Args:
-        points: [p, p] of each against each.
-    """
-
-    def cost(theta: Matrix) -> tuple[float, Matrix]:
-        apart = theta[:, None] - theta[None]
-        slope = (points - (points + points.T) * expit(apart)).sum(1) - theta * prior
-        return float(-(points * log_expit(apart)).sum() + prior * (theta @ theta) / 2), -slope
-
-    prior = (_SCALE / _PRIOR) ** 2
-    found = minimize(cost, np.zeros(len(points)), jac=True, method="BFGS")
-    chance = expit(found.x[:, None] - found.x[None])
-    weight = (points + points.T) * chance * (1 - chance)
-    curvature = np.diag(weight.sum(1) + prior) - weight
-    center = np.eye(len(points)) - 1 / len(points)
-    covariance = center @ np.linalg.inv(curvature) @ center
-    margin = norm.ppf(0.5 + CONFIDENCE / 2) * np.sqrt(np.diag(covariance))
-    return _SCALE * (found.x - found.x.mean()), _SCALE * margin
-
-
-def wilson(points: float, matches: int) -> tuple[float, float]:
-    """Returns Wilson's interval of a share; tied matches count as half a win, which makes it a little too wide."""
-    z = float(norm.ppf(0.5 + CONFIDENCE / 2))
-    share, more = points / matches, z * z / matches
-    middle = (share + more / 2) / (1 + more)
-    half = z / (1 + more) * math.sqrt(share * (1 - share) / matches + more / (4 * matches))
-    return max(0.0, min(middle - half, share)), min(1.0, max(middle + half, share))  # rounding keeps the share inside
 
 
 def heat_map(found: TournamentTable, title: str) -> bytes:

@@ -46,7 +46,7 @@ from beside import curves, environment, matches
 from beside.games import GAMES
 from beside.runs import BEHAVIORS, CHECKPOINTS, CONFIGS, MLAGENTS, ROOT, STEPS, Job, run
 
-from sparring.pipeline.evaluation.statistics import wilson
+from sparring.pipeline.evaluation.ratings import wilson
 from sparring.services.supervision.launch import checkpoints_of
 
 WINDOW: Final = 12_000

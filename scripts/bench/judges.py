@@ -24,7 +24,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.evaluation.statistics import counted, wilson
+from sparring.pipeline.evaluation.ratings import wilson
+from sparring.pipeline.evaluation.statistics import counted
 from sparring.pipeline.games.registry import make
 from sparring.pipeline.learning.checkpoints import load
 from sparring.pipeline.messages.simulator import BehaviorActions

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from sparring.pipeline.errors import BELOW, FAILED, SettingsError
 from sparring.pipeline.evaluation.episodes import EPISODES_FILE, read_episodes
-from sparring.pipeline.evaluation.statistics import CONFIDENCE, by_team, describe
+from sparring.pipeline.evaluation.ratings import CONFIDENCE
+from sparring.pipeline.evaluation.statistics import by_team, describe
 from sparring.pipeline.files import Json, write_atomically
 from sparring.pipeline.monitoring.summary import STATUSES
 from sparring.pipeline.settings import Settings

@@ -12,7 +12,8 @@ import pytest
 from matplotlib.axes import Axes
 from scipy.stats import binomtest
 
-from sparring.pipeline.evaluation.statistics import TournamentTable, counted, heat_map, standings, wilson
+from sparring.pipeline.evaluation.ratings import wilson
+from sparring.pipeline.evaluation.statistics import TournamentTable, counted, heat_map, standings
 
 
 def line(match: int, players: dict[str, str], scores: dict[str, float], matchup: int = 1) -> dict[str, Any]:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparring.pipeline.evaluation.statistics import CONFIDENCE, by_team, describe, share, spread
+from sparring.pipeline.evaluation.ratings import CONFIDENCE
+from sparring.pipeline.evaluation.statistics import by_team, describe, share, spread
 
 VALUES = st.floats(-1e6, 1e6, width=32)
 
