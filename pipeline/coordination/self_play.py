@@ -209,12 +209,14 @@ class SelfPlay:
             elif matchup is None:
                 self.unknown += 1
             elif match.explicit or len({BehaviorId.parse(one).team for one in match.behavior_ids}) > 1:
+                players = self._rate(matchup, match.scores)
                 yield {
                     "match": match.number,
                     "simulator": match.simulator,
                     "matchup": match.matchup,
                     "team": matchup.team,
-                    "players": self._rate(matchup, match.scores),
+                    "players": players,
+                    "steps": {one: self.sides[one].steps for one in sorted({*players.values()} & self.sides.keys())},
                     "scores": {behavior_id: score for behavior_id, score in match.scores.items() if score >= 0},
                     "explicit": match.explicit,
                 }

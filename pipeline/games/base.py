@@ -43,6 +43,7 @@ class BuiltInGame:
         _matches: [areas] ids of matches; None: an episode is no match.
         _parameters: environment parameters of the last reset.
         _constants: those of `DEFAULTS`, as the last reset gave them.
+        on_end: called with [n] areas before new episodes begin in them.
     """
 
     DEFAULTS: ClassVar[Mapping[str, float]] = {}
@@ -64,6 +65,7 @@ class BuiltInGame:
         self._random = np.random.default_rng()
         self._parameters: Mapping[str, float] = {}
         self._constants = dict(self.DEFAULTS)
+        self.on_end: Callable[[Ints], None] = _ignore
 
     def behaviors(self) -> Mapping[str, BehaviorSpec]:
         """Returns the spec of each behavior id."""
@@ -92,6 +94,7 @@ class BuiltInGame:
 
     def _start(self, areas: Ints) -> None:
         """Begins new episodes in some areas."""
+        self.on_end(areas)
         self._ages[areas] = 0
         if self._matches is not None:
             self._matches[areas] += self._areas.size  # a match id is never used twice
@@ -181,6 +184,10 @@ class BuiltInGame:
         if column.ndim == 1:
             return _narrow(column[self._area_of[players]])
         return _narrow(column.reshape(-1, *column.shape[2:])[players])
+
+
+def _ignore(_: Ints) -> None:
+    """Does nothing: nobody records the game."""
 
 
 def _narrow(column: Array) -> Array:

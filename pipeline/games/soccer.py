@@ -4,14 +4,24 @@ Rules and reports are here, the motion is in `soccer_physics.py`, a scripted tea
 +x, team 1 attacks -x; each agent observes the pitch in its own frame, so that one policy plays both sides.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Final
 
 import numpy as np
 
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.games.base import Bools, BuiltInGame, Float, Ints, in_own_frame, lengths, one_vector
-from sparring.pipeline.games.soccer_physics import GOAL_X, MAX_BALL_SPEED, PLAYERS, Pitch
+from sparring.pipeline.games.soccer_physics import (
+    BALL_RADIUS,
+    GOAL_HALF_WIDTH,
+    GOAL_X,
+    MAX_BALL_SPEED,
+    PLAYER_RADIUS,
+    PLAYERS,
+    SIDE_Y,
+    STEP_S,
+    Pitch,
+)
 from sparring.pipeline.games.soccer_script import scripted, still
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
 from sparring.pipeline.specs import ActionSpec, Array, BehaviorId
@@ -81,6 +91,30 @@ class Soccer(BuiltInGame):
     def scripts(self) -> Mapping[str, tuple[str, ...]]:
         """Returns the scripts that can play either team."""
         return {BehaviorId.parse(self._ids[0]).name: tuple(_SCRIPTS)}
+
+    def scene(self) -> Mapping[str, object]:
+        """Returns the pitch, the players and the ball, for replays."""
+        x, y, goal = GOAL_X, SIDE_Y, GOAL_HALF_WIDTH
+        players = [{"radius": PLAYER_RADIUS, "team": number // 2, "label": str(number % 2 + 1)} for number in range(4)]
+        return {
+            "game": self.name,
+            "field": [-x - 1, -y, x + 1, y],
+            "frame_s": STEP_S * self._every,
+            "fixed": [
+                {"rect": [-x, -y, x, y], "fill": "ground"},
+                {"rect": [-x - 1, -goal, -x, goal], "fill": "team 0"},
+                {"rect": [x, -goal, x + 1, goal], "fill": "team 1"},
+                {"line": [0, -y, 0, y]},
+                {"circle": [0, 0, 1.2]},
+            ],
+            "moving": [*players, {"radius": BALL_RADIUS, "fill": "ball"}],
+        }
+
+    def frame(self) -> Sequence[Sequence[float]]:
+        """Returns the places of the first pitch."""
+        pitch = self._pitch
+        players = np.concatenate([pitch.positions[0], pitch.headings[0][:, None]], 1).tolist()
+        return [*players, [*pitch.ball[0].tolist(), 0.0]]
 
     def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport, ...]:
         """Plays on to the next decision on all pitches."""

@@ -4,7 +4,7 @@ The two have different behaviors: the chaser is faster in the long run, the runn
 stamina lasts. They also have different observations.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
 import numpy as np
@@ -91,6 +91,24 @@ class Tag(BuiltInGame):
         self._places: Float = np.zeros((areas, 2, 2))  # areas, players, x and y
         self._velocities: Float = np.zeros((areas, 2, 2))
         self._stamina = np.full(areas, RESTED)
+
+    def scene(self) -> Mapping[str, object]:
+        """Returns the square with its pillar, and both players, for replays."""
+        return {
+            "game": self.name,
+            "field": [-HALF, -HALF, HALF, HALF],
+            "frame_s": STEP_S,
+            "fixed": [
+                {"rect": [-HALF, -HALF, HALF, HALF], "fill": "ground"},
+                {"circle": [0, 0, PILLAR], "fill": "wall"},
+            ],
+            "moving": [{"radius": BODY, "team": team, "label": label} for team, label in enumerate("CR")],
+        }
+
+    def frame(self) -> Sequence[Sequence[float]]:
+        """Returns the places of the first square; players look where they run."""
+        speed = self._velocities[0]
+        return np.concatenate([self._places[0], np.arctan2(speed[:, 1], speed[:, 0])[:, None]], 1).tolist()  # type: ignore[no-any-return]
 
     def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport, ...]:
         """Moves both players and decides who has won."""

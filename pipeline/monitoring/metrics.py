@@ -10,6 +10,7 @@ difference of the last.
 """
 
 import math
+import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
@@ -135,6 +136,7 @@ class Registry:
         """
         self._sequence += 1
         self._gauges["rss_bytes"] = resident_bytes()
+        self._gauges["cpu_s"] = time.process_time()
         return Metrics(
             service=self._service,
             start=self._start,

@@ -50,6 +50,7 @@ HELP: Final = {
     "batch_rows": "Agents that one pass of a policy acted for.",
     "budget": "Step budget: the most steps that may be in flight.",
     "correction_weak": "Updates whose correction for stale data left a small effective sample size.",
+    "cpu_s": "CPU time of the process, in seconds.",
     "episode_oldest": "Steps of the longest episode that is open.",
     "episodes": "Episodes that have ended.",
     "episodes_open": "Episodes that are open.",

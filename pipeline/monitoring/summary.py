@@ -196,6 +196,8 @@ def service_entry(
         "heartbeat_age_s": heartbeat_age_s,
         "age_s": age_s,
         "waiting_for": latest.waiting_for,
+        "waits": [asdict(wait) for wait in latest.waits],
+        "cpu_s": numbers.gauges.get("cpu_s", 0.0),
         "rss_bytes": int(numbers.gauges.get("rss_bytes", 0)),
         "simulators": int(numbers.gauges["simulators"]) if "simulators" in numbers.gauges else None,
         "queues": queues(numbers),

@@ -1,6 +1,6 @@
 """Defines the interface of games, and functions that build reports."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
@@ -73,6 +73,23 @@ class StatisticsGame(Protocol):
 
     def statistics(self) -> Sequence[Statistic]:
         """Returns the statistics since the last call."""
+
+
+@runtime_checkable
+class DrawnGame(Game, Protocol):
+    """Represents a game whose first area can be drawn; this interface is optional.
+
+    Attributes:
+        on_end: called with the areas whose episodes are replaced by new ones, while they stand as they ended.
+    """
+
+    on_end: Callable[[Sequence[int]], None]
+
+    def scene(self) -> Mapping[str, object]:
+        """Returns what does not move, as `docs/page.md` describes it."""
+
+    def frame(self) -> Sequence[Sequence[float]]:
+        """Returns x, y and direction (radians, counter-clockwise) of each moving shape of the scene."""
 
 
 @runtime_checkable

@@ -42,6 +42,7 @@ from sparring.pipeline.monitoring import logs
 from sparring.pipeline.queues.interface import Publisher
 from sparring.pipeline.queues.zmq import ZmqTransport
 from sparring.pipeline.settings import Settings
+from sparring.pipeline.simulation.replays import FOLDER_VARIABLE
 from sparring.services.cluster.agent import CHUNK, Agent, address_of
 from sparring.services.cluster.mirror import Mirror
 from sparring.services.cluster.placement import Unit, described, lacking, stepping_processes, total, units_of
@@ -550,7 +551,7 @@ class ClusterHost:
             plan = next(one for one in plans if one.name == plan.name)
             own = plan.command[: len(SPARRING)] == SPARRING
             command = ["sparring", *plan.command[len(SPARRING) :]] if own else list(plan.command)
-            environment = {**plan.environment, "SPARRING_LOGS": f"{agent.folder}/run_logs"}
+            environment = {**plan.environment, "SPARRING_LOGS": f"{agent.folder}/run_logs", FOLDER_VARIABLE: ""}
         else:
             assert isinstance(plan, ServicePlan), "writers run here"
             command = ["sparring", "service", plan.name, "--run", agent.folder, "--start", incarnation]

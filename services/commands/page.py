@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import importlib.util
 import os
 import socket
 import ssl
@@ -44,13 +45,10 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         SettingsError: the extra `page` or a key is missing, or the address cannot be used.
     """
-    try:
-        from sparring.services.page.runs import Runs
-        from sparring.services.page.server import Page, listening, page_token, serve
-    except ModuleNotFoundError as error:
-        raise SettingsError(
-            f"got no module {error.name}; expected the extra page; install it with `{install_command('page')}`"
-        ) from None
+    _check_installed()
+    from sparring.services.page.runs import Runs
+    from sparring.services.page.server import Page, listening, page_token, serve
+
     if not args.results.is_dir():
         raise SettingsError(
             f"got {args.results}, which is no folder; expected one with runs; train one, or name another"
@@ -74,6 +72,18 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.suppress(KeyboardInterrupt):
         serve(Page(Runs(args.results.absolute())), listener, hosts, secret, tls)
     return 0
+
+
+def _check_installed() -> None:
+    """Refuses to go on without the libraries of the page.
+
+    Raises:
+        SettingsError: one is not installed.
+    """
+    for name in ("sse_starlette", "starlette", "uvicorn"):
+        if importlib.util.find_spec(name) is None:
+            remedy = install_command("page")
+            raise SettingsError(f"got no module {name}; expected the extra page; install it with `{remedy}`")
 
 
 def _address(text: str) -> tuple[str, int | None]:
@@ -118,14 +128,18 @@ def page_beside(address: str | None, directory: Path, keys: Path | None) -> Iter
         address: as `--address`.
         directory: of the run.
         keys: folder of keys.
+
+    Raises:
+        SettingsError: the extra `page` is missing.
     """
     if address is None:
         yield
         return
+    _check_installed()
     words = [str(directory.parent), "--run", directory.name, "--address", address]
     words += ["--keys", str(keys)] if keys is not None and address else []
-    with ending_with_caller() as options, (directory / "logs" / "page.stderr").open("ab") as errors:
-        process = subprocess.Popen([*SPARRING, "page", *words], stdin=subprocess.DEVNULL, stderr=errors, **options)
+    with ending_with_caller() as options:
+        process = subprocess.Popen([*SPARRING, "page", *words], stdin=subprocess.DEVNULL, **options)
         try:
             yield
         finally:

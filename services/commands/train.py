@@ -242,9 +242,9 @@ def _infer(args: argparse.Namespace, settings: Settings, notes: list[str]) -> St
         raise SettingsError(no_behavior_trained(trained))
     playing = Playback(checkpoints=checkpoints(trained, settings))
     seed = settings.seed if settings.seed >= 0 else None
-    return play(
-        trained, settings, playing, "inference", notes, seed=seed, in_process=args.in_process, insecure=args.insecure
-    )[0]
+    with page_beside(args.page, trained.absolute(), keys_folder(settings)):
+        place = {"in_process": args.in_process, "insecure": args.insecure}
+        return play(trained, settings, playing, "inference", notes, seed=seed, **place)[0]
 
 
 def _stop_at_eof() -> None:

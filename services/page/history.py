@@ -12,13 +12,16 @@ from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import pydantic_core
 
+from sparring.pipeline.errors import SparringError
 from sparring.pipeline.files import Json
 from sparring.pipeline.monitoring.events import Lines
 from sparring.services.page.table import AXES, MOST_ROWS, Axis, Rows, Table
+
+T = TypeVar("T")
 
 _TOP: Final = (
     *("reward", "reward_deviation", "episodes", "episode_length", "group_reward"),
@@ -38,6 +41,28 @@ _LONGEST_LINE: Final = 2**22
 def number(value: Json) -> float | None:
     """Returns a value as a number that fits into 32 bits; None where it is none."""
     return float(value) if isinstance(value, int | float) and abs(value) < _LARGEST else None
+
+
+class NotFound(SparringError):
+    """There is no run, behavior or file of this name."""
+
+
+def find(known: Mapping[str, T], name: str) -> T:
+    """Returns what has a name.
+
+    Raises:
+        NotFound: nothing has it.
+    """
+    if name not in known:
+        raise NotFound(f"got {name!r:.200}; expected one that the page lists; choose it there")
+    return known[name]
+
+
+def section(content: Json, *names: str) -> dict[str, Json]:
+    """Returns a section within sections; nothing where it is missing or no object."""
+    for name in names:
+        content = content.get(name) if isinstance(content, dict) else None
+    return content if isinstance(content, dict) else {}
 
 
 def numbers(line: Mapping[str, Json]) -> dict[str, float]:
@@ -122,9 +147,10 @@ class History:
         """Returns columns of a behavior in about `points` rows at most; a zoomed part is read again from the files.
 
         Raises:
-            KeyError: there is no such behavior or column.
+            NotFound: there is no such behavior.
+            KeyError: there is no such column.
         """
-        table = self.tables[behavior]
+        table = find(self.tables, behavior)
         found = table.query(names, axis, begin, end, points)
         if table.width == 1 or len(found.axes) > points // 2 or not len(found.axes):
             return found
@@ -139,9 +165,9 @@ class History:
         """Yields all lines of a behavior as CSV, beginning with the names of the columns.
 
         Raises:
-            KeyError: there is no such behavior.
+            NotFound: there is no such behavior.
         """
-        columns, text = list(self.tables[behavior].columns), io.StringIO()
+        columns, text = list(find(self.tables, behavior).columns), io.StringIO()
         writer = csv.writer(text)
         plain = (f"'{one}" if one.startswith(("=", "+", "-", "@")) else one for one in columns)  # no formula of a sheet
         writer.writerow(["step", "time_s", *plain])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import time
@@ -10,13 +11,16 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pydantic_core
 
+from sparring.pipeline.evaluation.ratings import DEVIATIONS, SCALE
 from sparring.pipeline.files import Json
 from sparring.pipeline.monitoring import curves
 from sparring.pipeline.monitoring.files import to_json
 from sparring.pipeline.monitoring.intervals import REWARD_PER_STEP
-from sparring.services.page.history import History, number, numbers, samples
+from sparring.services.page.history import History, find, number, numbers, samples, section
+from sparring.services.page.league import League, lineage
 
 _SIGNS: Final = ("run.json", "status.json", "metrics.jsonl")
 """Files of which a folder of a run has one."""
@@ -30,8 +34,10 @@ _SPARKS: Final = 48
 _SILENT_S: Final = 10.0
 """A live run writes its status every second."""
 _GROWN: Final = 1.02
-_PROBABLE: Final = 1.96
-"""Deviations of a normal distribution on each side of 95 %."""
+_MOST_TOURNAMENTS: Final = 10
+_MOST_REPLAYS: Final = 500
+_MOST_LEAGUES: Final = 4
+"""Runs whose results are held; the one that was asked for least recently is dropped."""
 _LEADING: Final = {
     "Self-play/ELO": "rating",
     "Self-play/Mu": "rating",
@@ -52,13 +58,6 @@ def load(path: Path) -> dict[str, Json]:
     return content if isinstance(content, dict) else {}
 
 
-def section(content: Json, *names: str) -> dict[str, Json]:
-    """Returns a section within sections; nothing where it is missing or no object."""
-    for name in names:
-        content = content.get(name) if isinstance(content, dict) else None
-    return content if isinstance(content, dict) else {}
-
-
 class Runs:
     """Knows the runs below a folder.
 
@@ -71,6 +70,7 @@ class Runs:
         self.results = results
         self._clock = clock
         self._histories: OrderedDict[str, History] = OrderedDict()
+        self._leagues: OrderedDict[str, League] = OrderedDict()
         self._sparks: dict[str, tuple[int, dict[str, Json]]] = {}
 
     def folders(self) -> dict[str, Path]:
@@ -83,15 +83,15 @@ class Runs:
         """Returns the folder of a run.
 
         Raises:
-            KeyError: there is none of this id.
+            NotFound: there is none of this id.
         """
-        return self.folders()[run]
+        return find(self.folders(), run)
 
     def history(self, run: str) -> History:
         """Returns what a run has written over time, up to now.
 
         Raises:
-            KeyError: there is none of this id.
+            NotFound: there is none of this id.
         """
         folder = self.folder(run)
         history = self._histories.setdefault(run, History(folder))
@@ -181,7 +181,7 @@ class Runs:
         """Returns what is shown of one run beside its numbers over time.
 
         Raises:
-            KeyError: there is none of this id.
+            NotFound: there is none of this id.
         """
         folder, history = self.folder(run), self.history(run)
         status, summary = load(folder / "status.json"), load(folder / "summary.json")
@@ -198,17 +198,90 @@ class Runs:
             "colors": curves.COLORS,
         }
 
+    def league(self, run: str) -> dict[str, Json]:
+        """Returns what matches, snapshots and tournaments say about the strength of a run's teams.
+
+        Raises:
+            NotFound: there is none of this id.
+        """
+        folder = self.folder(run)
+        league = self._leagues.setdefault(run, League(folder))
+        self._leagues.move_to_end(run)
+        league.refresh()
+        while len(self._leagues) > _MOST_LEAGUES:
+            self._leagues.popitem(last=False)
+        elo = section(load(folder / "coordination.json"), "self_play", "rules", "ratings", "elo")
+        return {**league.describe(), "lineage": lineage(folder, elo), "tournaments": _tournaments(folder)}
+
+    def replays(self, run: str) -> list[dict[str, Json]]:
+        """Returns the recorded matches and videos of a run and of its evaluations and tournaments, the oldest first.
+
+        Raises:
+            NotFound: there is none of this id.
+        """
+        folder, history = self.folder(run), self.history(run)
+        axes = [rows for table in history.tables.values() if len(rows := table.query([], "time").axes)]
+        found = []
+        for path in sorted(self._recorded(folder)):
+            made_s = path.stat().st_mtime
+            if (stem := path.stem.removeprefix("replay-")).isdecimal():
+                made_s = int(stem[:16]) / 1000
+            own = path.relative_to(folder).as_posix()
+            at = (
+                {}
+                if own.count("/") > 1 or not axes
+                else {"step": float(np.interp(made_s, axes[0][:, 1], axes[0][:, 0]))}
+            )
+            found.append({"name": own, "time_s": made_s, **at, "of": _played(folder, own)})
+        return sorted(found, key=lambda one: (str(one["of"]), float(one["time_s"])))
+
+    def replay(self, run: str, name: str) -> Path:
+        """Returns the file of a recorded match or video.
+
+        Raises:
+            NotFound: there is none of this name.
+        """
+        folder = self.folder(run)
+        return find({path.relative_to(folder).as_posix(): path for path in self._recorded(folder)}, name)
+
+    @staticmethod
+    def _recorded(folder: Path) -> Iterator[Path]:
+        """Yields the files that can be played; none outside of the results, to which a link may point."""
+        for pattern in ("replays/*.jsonl", "*/replays/*.jsonl", "*.gif", "*/*.gif"):
+            for path in itertools.islice(folder.glob(pattern), _MOST_REPLAYS):
+                if (
+                    path.is_file()
+                    and path.stat().st_size <= _MOST_BYTES
+                    and path.resolve().is_relative_to(folder.resolve())
+                ):
+                    yield path
+
+
+def _played(folder: Path, name: str) -> str:
+    """Returns what an evaluation has played, else the name of its folder; "" for the training itself."""
+    inner, _, rest = name.partition("/")
+    if "/" not in rest:
+        return ""
+    checkpoints = section(load(folder / inner / "run.json"), "playing", "checkpoints")
+    return ", ".join(str(path).rpartition("/")[2] for path in checkpoints.values()) or inner
+
+
+def _tournaments(folder: Path) -> list[dict[str, Json]]:
+    """Returns the tables of the tournaments below a run, the newest first."""
+    paths = sorted(folder.glob("tournament-*/tournament.json"), reverse=True)[:_MOST_TOURNAMENTS]
+    return [{"name": path.parent.name, **load(path)} for path in paths]
+
 
 def _rating_intervals(coordination: Mapping[str, Json]) -> dict[str, float]:
     """Returns the half width of the 95 % interval of each learner's Elo rating.
 
     Updates by K (S - E) make a rating fluctuate around the player's strength like a stochastic approximation with a
-    constant step: its variance is K s / 2 with the scale s = 400 / ln 10 of the logistic curve.
+    constant step: its variance is K s / 2 with the scale s of the logistic curve.
     """
     found = {}
     for name, side in section(coordination, "self_play", "rules", "sides").items():
         if k := number(section(side, "settings").get("elo_k")):
-            found[name] = _PROBABLE * math.sqrt(max(0.0, k) * 400 / math.log(10) / 2)
+            found[name] = DEVIATIONS * math.sqrt(max(0.0, k) * SCALE / 2)
     return found
 
 

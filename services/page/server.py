@@ -40,6 +40,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sparring.pipeline.files import Json
 from sparring.pipeline.monitoring.files import to_json
+from sparring.services.page.history import NotFound, find
 from sparring.services.page.runs import Runs, load
 from sparring.services.page.table import AXES
 
@@ -144,6 +145,9 @@ class Page:
             Route("/", lambda _: FileResponse(ASSETS / "index.html")),
             Route("/api/events", self.events),
             Route("/api/run", self.run),
+            Route("/api/league", self.league),
+            Route("/api/replays", self.replays),
+            Route("/api/replay", self.replay),
             Route("/api/series", self.series),
             Route("/api/csv", self.csv),
             Mount("/assets", StaticFiles(directory=ASSETS)),
@@ -157,8 +161,8 @@ class Page:
         """Returns the answer that `read` makes in a thread; 404 for what does not exist, 422 for damaged files."""
         try:
             return await self._read(read)
-        except KeyError as error:
-            return PlainTextResponse(f"got {error!s:.200}, which does not exist\n", 404)
+        except NotFound as error:
+            return PlainTextResponse(f"{error}\n", 404)
         except Exception as error:  # whatever the files of a run hold, the page goes on
             return PlainTextResponse(f"got files of a run that cannot be read ({error!r:.200})\n", 422)
 
@@ -166,20 +170,38 @@ class Page:
 
     async def run(self, request: Request) -> Response:
         """Describes a run."""
-        return await self._answer(lambda: _json(self._runs.describe(request.query_params["run"])))
+        return await self._answer(lambda: _json(self._runs.describe(request.query_params.get("run", ""))))
+
+    async def league(self, request: Request) -> Response:
+        """Describes the matches of a run."""
+        return await self._answer(lambda: _json(self._runs.league(request.query_params.get("run", ""))))
+
+    async def replays(self, request: Request) -> Response:
+        """Lists the recorded matches of a run."""
+        return await self._answer(lambda: _json(self._runs.replays(request.query_params.get("run", ""))))
+
+    async def replay(self, request: Request) -> Response:
+        """Returns a recorded match, or a video."""
+
+        def read() -> Response:
+            path = self._runs.replay(request.query_params.get("run", ""), request.query_params.get("name", ""))
+            kind = "image/gif" if path.suffix == ".gif" else "text/plain"
+            return Response(path.read_bytes(), media_type=kind)
+
+        return await self._answer(read)
 
     async def series(self, request: Request) -> Response:
         """Returns columns of a behavior, merged to about as many rows as are asked for; `encoded` says how."""
         asked = request.query_params
 
         def read() -> Response:
-            history = self._runs.history(asked["run"])
-            known = history.tables[asked["behavior"]].columns
+            history = self._runs.history(asked.get("run", ""))
+            known = find(history.tables, asked.get("behavior", "")).columns
             names = [name for name in asked.getlist("name") if name in known] if "name" in asked else list(known)
             begin, end = float(asked.get("begin", -math.inf)), float(asked.get("end", math.inf))
             points = max(2, min(_MOST_POINTS, int(asked.get("points", 600))))
             axis = next(one for one in AXES if one == asked.get("axis", "step"))
-            rows = history.query(asked["behavior"], names, axis, begin, end, points)
+            rows = history.query(asked.get("behavior", ""), names, axis, begin, end, points)
             return Response(encoded(names, rows.axes, rows.values), media_type="application/octet-stream")
 
         return await self._answer(read)
@@ -189,7 +211,9 @@ class Page:
         run, behavior = (request.query_params.get(name, "") for name in ("run", "behavior"))
 
         def read() -> Response:
-            lines = self._runs.history(run).csv(behavior)
+            history = self._runs.history(run)
+            find(history.tables, behavior)  # before the answer begins
+            lines = history.csv(behavior)
             name = quote(f"{run}-{behavior}.csv".replace("/", "-"), errors="replace")
             disposition = f"attachment; filename*=UTF-8''{name}"
             return StreamingResponse(lines, media_type="text/csv", headers={"Content-Disposition": disposition})
@@ -227,7 +251,7 @@ class Page:
     def _status(self, run: str) -> bytes:
         try:
             return to_json(load(self._runs.folder(run) / "status.json"))
-        except KeyError:  # it was removed
+        except NotFound:  # it was removed
             return b"{}"
 
 

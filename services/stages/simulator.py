@@ -16,6 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -26,7 +27,8 @@ from sparring.pipeline.games.registry import make, names, parse_options
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
 from sparring.pipeline.simulation.client import number_from
 from sparring.pipeline.simulation.client import run as play
-from sparring.pipeline.simulation.game import Game, PlayerGame
+from sparring.pipeline.simulation.game import DrawnGame, Game, PlayerGame
+from sparring.pipeline.simulation.replays import FOLDER_VARIABLE, Recorder
 from sparring.pipeline.specs import SpecError
 
 _REFUSALS: Final = ("version", "credential", "specs", "unknown_behavior", "scripts")
@@ -88,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
         seed = number_from("SPARRING_SEED") if args.seed is None else args.seed
         sys.path.extend(args.python_path)  # last: environments must not shadow installed packages
         game = make(args.name, args.areas, **parse_options(args.name, args.option))
+        if (replays := os.environ.get(FOLDER_VARIABLE)) and isinstance(game, DrawnGame):
+            Recorder(game, Path(replays))
         if args.slow:
             slow_down(game, args.slow / 1000, seed)
         result = play(

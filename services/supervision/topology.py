@@ -29,6 +29,7 @@ from sparring.pipeline.messages.channels import steps_queue
 from sparring.pipeline.monitoring.logs import file_name
 from sparring.pipeline.security import token
 from sparring.pipeline.settings import Settings
+from sparring.pipeline.simulation.replays import FOLDER_VARIABLE
 from sparring.services.process.encryption import keys_folder
 from sparring.services.process.hosting import SPARRING
 from sparring.services.process.runtime import MATCHES, SUPERVISOR, Context, Playback, Run
@@ -337,6 +338,7 @@ def simulator_plans(
                 "SPARRING_NUMBER": str(number),
                 "SPARRING_SEED": str(own),
                 "SPARRING_LOGS": str(directory / "run_logs"),
+                FOLDER_VARIABLE: "" if number else str(directory / "replays"),
                 **credential_variables(settings, address, number),
             }
             plans.append(

@@ -229,7 +229,7 @@ def test_an_external_opponent_is_rated_under_its_label() -> None:
 
 
 def test_lines_of_the_match_table_hold_plain_values() -> None:
-    """They hold match, simulator, matchup, team, players, scores, and whether the simulator stated these."""
+    """They hold match, simulator, matchup, team, players, learners' steps, scores, and whether these were stated."""
     rules = started_rules({"A": (0, 1)})
     number = matchups(rules)[1].number
     found = results([(number, {A0: 0.5, A1: 0.5})], numbers=[17], simulators=[5])
@@ -240,6 +240,7 @@ def test_lines_of_the_match_table_hold_plain_values() -> None:
         "matchup": number,
         "team": 0,
         "players": {A0: "A", A1: "A@1"},
+        "steps": {"A": 0},
         "scores": {A0: 0.5, A1: 0.5},
         "explicit": True,
     }

@@ -220,6 +220,7 @@ def test_damaged_folders_never_break_the_page(
     assert json.loads(listed["sound"])["state"] == "running"
     assert isinstance(json.loads(listed["damaged"])["state"], str)
     page = Client(results)
+    assert page.get("/api/league?run=damaged").status_code in (200, 422)
     told = page.get("/api/run?run=damaged")
     assert told.status_code in (200, 422)
     for behavior in told.json()["columns"] if told.status_code == 200 else ():

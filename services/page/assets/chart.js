@@ -76,6 +76,7 @@ export class Chart {
     this.summary = h("p", { class: "unseen" });
     this.box = h("div", { class: "box" });
     this.element = h("figure", { class: "chart" }, this.caption, this.summary, this.box);
+    /** @type {any} */ (this.element).chart = this;
     group.charts.add(this);
     group.chartOf.set(this.element, this);
     group.seen.observe(this.element);
@@ -115,8 +116,15 @@ export class Chart {
     else {
       this.plot = new uPlot(this.options(), data, this.box);
       this.plot.over.addEventListener("dblclick", () => this.group.setRange(null));
+      this.plot.over.addEventListener("mouseleave", () => this.showLast());
     }
     this.scale();
+    this.showLast();
+  }
+
+  /** Shows the last values in the legend while no place is pointed at. */
+  showLast() {
+    this.plot?.setLegend({ idx: this.plot.data[0].length - 1 }, false);
   }
 
   scale() {
@@ -135,8 +143,8 @@ export class Chart {
     const style = getComputedStyle(document.body), ink = style.getPropertyValue("--soft"), rule = style.getPropertyValue("--rule");
     const axis = { stroke: ink, grid: { stroke: rule, width: 1 }, ticks: { stroke: rule, width: 1 }, font: "12px system-ui" };
     const isTime = this.group.isTime;
-    const line = (/** @type {Line} */ one) => ({ label: one.label, stroke: one.color, width: 1.75, dash: one.dash, points: { show: one.x.length < 2 }, value: (/** @type {any} */ _, /** @type {any} */ v) => short(v, 4) });
-    const edge = { stroke: "transparent", width: 0, points: { show: false }, label: "" };
+    const line = (/** @type {Line} */ one) => ({ label: one.label, stroke: one.color, width: 1.75, spanGaps: true, dash: one.dash, points: { show: one.x.length < 2 }, value: (/** @type {any} */ _, /** @type {any} */ v) => short(v, 4) });
+    const edge = { stroke: "transparent", width: 0, spanGaps: true, points: { show: false }, label: "" };
     const banded = this.lines.map((one, at) => ({ one, at: 1 + 3 * at }));
     return {
       width: this.box.clientWidth || 300,
@@ -174,7 +182,7 @@ export class Chart {
     for (const { at, color } of this.marks) {
       const x = Math.round(u.valToPos(at, "x", true));
       if (x < bbox.left || x > bbox.left + bbox.width) continue;
-      ctx.strokeStyle = color;
+      ctx.strokeStyle = `${color}b0`;
       ctx.beginPath();
       ctx.moveTo(x, bbox.top);
       ctx.lineTo(x, bbox.top + bbox.height);

@@ -4,6 +4,9 @@ import { h } from "/assets/dom.js";
 import { follow } from "/assets/data.js";
 import { Overview } from "/assets/overview.js";
 import { Curves } from "/assets/curves.js";
+import { Pipeline } from "/assets/pipeline.js";
+import { League } from "/assets/league.js";
+import { Watch } from "/assets/watch.js";
 
 /**
  * @typedef {{element: Element, run?: string, onRuns?: (changed: any) => void, onStatus?: (status: any) => void,
@@ -11,7 +14,7 @@ import { Curves } from "/assets/curves.js";
  */
 
 /** @type {Object<string, [string, new (run: string) => View]>} */
-const VIEWS = { curves: ["Curves", Curves] };
+const VIEWS = { curves: ["Curves", Curves], pipeline: ["Pipeline", Pipeline], league: ["League", League], watch: ["Watch", Watch] };
 
 const main = /** @type {HTMLElement} */ (document.getElementById("main"));
 const nav = /** @type {HTMLElement} */ (document.getElementById("views"));

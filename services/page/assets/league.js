@@ -1,0 +1,124 @@
+/** Who beats whom: points against each opponent, ratings over the training, the last matches, and the lineage. */
+
+import { duration, entries, h, list, panel, short, table } from "/assets/dom.js";
+import { json } from "/assets/data.js";
+import { Chart, Group } from "/assets/chart.js";
+
+const EVERY_MS = 5000;
+const COLOR = "#3f90da";
+
+export class League {
+  /** @param {string} run */
+  constructor(run) {
+    this.run = run;
+    this.group = new Group(() => {});
+    this.chart = new Chart(this.group, "Rating over the training, with its 95 % interval", 260);
+    this.content = h("div", {}, h("p", { class: "quiet" }, "Reading the matches"));
+    this.element = h("div", {}, h("h1", {}, run), this.content);
+    this.timer = 0;
+    this.isClosed = false;
+    this.seen = "";
+    this.load();
+  }
+
+  async load() {
+    try {
+      const told = await json("league", { run: this.run }), seen = JSON.stringify(told);
+      if (seen !== this.seen) this.show(told);
+      this.seen = seen;
+    } catch (error) {
+      this.content.replaceChildren(h("p", { class: "bad" }, String(error)));
+    }
+    if (!this.isClosed) this.timer = setTimeout(() => this.load(), EVERY_MS);
+  }
+
+  /** @param {any} told */
+  show(told) {
+    const learners = entries(told.learners);
+    const lines = learners.map(([name, one], at) => {
+      const phases = list(one.phases), mean = phases.map((_, at) => one.ratings[at]);
+      return { label: name, x: Float64Array.from(phases, ({ end }) => end), mean, low: mean.map((v, at) => v - one.margins[at]), high: mean.map((v, at) => v + one.margins[at]), color: [COLOR, "#ffa90e", "#bd1f01", "#832db6"][at % 4] };
+    });
+    const hasSteps = lines.every(({ x }) => x.some((step) => step > 0));
+    if (!hasSteps) lines.forEach((line) => { line.x = line.x.map((_, at) => at + 1); });
+    this.chart.set(lines.filter(({ x }) => x.length));
+    this.content.replaceChildren(...[
+      learners.length ? panel("Strength", () => [this.chart.element, h("p", { class: "quiet" }, "Points of Elo's scale, relative to all opponents. The interval is that of the results of a phase.")])
+        : h("p", { class: "quiet" }, "There are no matches: this run has no self_play, or none has ended yet."),
+      ...learners.map(([name, one]) => panel(`Points per match of ${name}, by phase of its training`, () => payoff(name, one, hasSteps))),
+      ...list(told.tournaments).map((one) => panel(`Tournament ${one.name}`, () => tournament(one))),
+      list(told.lineage).length ? panel("Lineage", () => lineage(told.lineage)) : null,
+      list(told.recent).length ? panel("Last matches", () => matches(told.recent)) : null,
+    ].filter(Boolean));
+  }
+
+  onTheme() {
+    this.chart.forget();
+    this.chart.draw();
+  }
+
+  close() {
+    this.isClosed = true;
+    clearTimeout(this.timer);
+    this.group.close();
+  }
+}
+
+/**
+ * Returns a cell whose color goes from orange (no points) over white to violet (all), as ColorBrewer's PuOr.
+ * @param {number | null} share @param {string} title
+ */
+function heat(share, title) {
+  if (share === null || !Number.isFinite(share)) return h("td", { class: "none" }, "");
+  const [r, g, b] = share < 0.5 ? mixed([230, 97, 1], [247, 247, 247], share * 2) : mixed([247, 247, 247], [94, 60, 153], share * 2 - 1);
+  const cell = h("td", { class: "heat", title }, share.toFixed(2));
+  cell.style.background = `rgb(${r} ${g} ${b})`;
+  cell.style.color = share > 0.78 ? "#fff" : "#000";
+  return cell;
+}
+
+/** @param {number[]} a @param {number[]} b @param {number} t */
+function mixed(a, b, t) {
+  return a.map((one, at) => Math.round(one + (b[at] - one) * t));
+}
+
+/** @param {string} caption @param {string[]} columns @param {[string, any[]][]} rows */
+function map(caption, columns, rows) {
+  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
+    h("table", { class: "map" }, h("caption", {}, caption),
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, ""), ...columns.map((name) => h("th", { scope: "col" }, h("span", {}, name))))),
+      h("tbody", {}, ...rows.map(([name, cells]) => h("tr", {}, h("th", { scope: "row" }, name), ...cells)))));
+}
+
+/** @param {string} name @param {any} one @param {boolean} hasSteps */
+function payoff(name, one, hasSteps) {
+  const label = (/** @type {any} */ phase, /** @type {number} */ at) => (hasSteps ? `to ${short(phase.end)}` : `part ${at + 1}`);
+  const rows = list(one.phases).map((phase, row) => /** @type {[string, any[]]} */ ([label(phase, row), list(one.opponents).map((opponent, column) => {
+    const matches = one.matches[row][column];
+    return heat(matches ? one.points[row][column] / matches : null, `${short(one.points[row][column])} points in ${matches} matches against ${opponent}`);
+  })]));
+  return [map(`Points per match of ${name}`, list(one.opponents).map((text) => String(text).replace(`${name}@`, "@").replace(`to ${name}@`, "to @")), rows),
+    h("p", { class: "quiet" }, "Rows are phases of the learner, by its trained steps; columns are its opponents, older snapshots first. 1 is a won match, 0.5 a tied one.")];
+}
+
+/** @param {any} one */
+function tournament(one) {
+  const players = list(one.players);
+  return map(`Points per match of ${one.name}`, players.map((_, at) => String(at + 1)), players.map((player, at) => [
+    `${at + 1}. ${player.player} (${player.rating >= 0 ? "+" : ""}${short(player.rating)} \u00b1 ${short((player.interval[1] - player.interval[0]) / 2)})`,
+    players.map((other) => heat(player.against?.[other.player]?.share ?? null, `${player.against?.[other.player]?.matches ?? 0} matches against ${other.player}`)),
+  ]));
+}
+
+/** @param {any[]} made */
+function lineage(made) {
+  const begun = made[0]?.time_s ?? 0;
+  return h("ol", { class: "lineage" }, ...made.map((one) => h("li", { class: one.kind }, h("strong", {}, one.name),
+    h("small", {}, [one.kind, one.step ? `${short(one.step)} steps` : "", one.rating ? `rating ${short(one.rating)}` : "", `after ${duration(one.time_s - begun)}`].filter(Boolean).join(", ")))));
+}
+
+/** @param {any[]} recent */
+function matches(recent) {
+  const text = (/** @type {any} */ value) => entries(value).map(([name, one]) => `${name.replace(/^.*\?team=/, "team ")}: ${typeof one === "number" ? short(one) : one}`).join(", ");
+  return table("Last matches", ["match", "players", "points"], recent.map((one) => [String(one.match), text(one.players), text(one.scores)]));
+}
