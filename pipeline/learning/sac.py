@@ -48,7 +48,7 @@ from sparring.pipeline.learning.settings import LEARNING_RATE_END, scheduled
 from sparring.pipeline.learning.signals import Steps
 from sparring.pipeline.learning.soft_networks import Decisions, SoftNetworks, View, soft_values, target_entropies
 from sparring.pipeline.networks.actor import Critic
-from sparring.pipeline.networks.device import move_parameters, over
+from sparring.pipeline.networks.device import back, move_parameters, over
 from sparring.pipeline.networks.layers import Layout
 from sparring.pipeline.networks.squashed import SquashedActor
 from sparring.pipeline.specs import Array, Floats
@@ -188,6 +188,8 @@ class SAC(Algorithm):
             sampled = self._sample().batch
             self.signals.evaluate(sampled.rewards, self._reward_steps(sampled))
             self.signals.learn(torch.arange(sampled.steps, device=self.optimizer.device))
+            if self.is_stopping():
+                break
         cloned = {} if self.cloning is None or not done else self.cloning.update(trained)
         taken = of_finite(done)
         return UpdateReport(
@@ -376,7 +378,7 @@ class SAC(Algorithm):
 
     def _statistics(self, taken: list[Measures]) -> dict[str, float]:
         """Returns the means of the measures, by ML-Agents' names, and what the networks hold now."""
-        alphas = self.networks.log_alpha.detach().exp().tolist()
+        alphas = back(self.networks.log_alpha.detach().exp()).tolist()
         continuous = self.actor.actions.continuous > 0
         found = {"Update/Replay Share": self.replay.share}
         found |= {"Policy/Continuous Entropy Coeff": alphas[0]} if continuous else {}
@@ -384,13 +386,13 @@ class SAC(Algorithm):
             found["Policy/Discrete Entropy Coeff"] = sum(discrete) / len(discrete)
         if not taken:
             return found
-        policy, critics, entropies, values = (torch.stack(column).mean(0) for column in zip(*taken, strict=True))
+        policy, critics, entropies, values = (back(torch.stack(column).mean(0)) for column in zip(*taken, strict=True))
         estimates = zip(self.signals.settings, values.tolist(), strict=True)
         return {
             **found,
-            "Losses/Policy Loss": policy.item(),
-            "Losses/Q1 Loss": critics[0].item(),
-            "Losses/Q2 Loss": critics[1].item(),
-            "Policy/Entropy": entropies.sum().item(),
+            "Losses/Policy Loss": float(policy),
+            "Losses/Q1 Loss": float(critics[0]),
+            "Losses/Q2 Loss": float(critics[1]),
+            "Policy/Entropy": float(entropies.sum()),
             **{f"Policy/{name.capitalize()} Value Estimate": value for name, value in estimates},
         }

@@ -19,7 +19,9 @@ from sparring.pipeline.networks.squashed import LOG_SIGMA, SquashedActor, squash
 from sparring.pipeline.settings.load import parse_settings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from tests.learning.learning_helpers import play_goal, segments
-from tests.learning.signals_helpers import recorded, write
+from tests.learning.other_device import OTHER_DEVICE, other_device
+from tests.learning.random_groups import RICH
+from tests.learning.signals_helpers import SPECS, played, record_of, recorded, write
 
 SEEN = (ObservationSpec(name="near", shape=(3,)), ObservationSpec(name="far", shape=(2,)))
 ACTIONS = {
@@ -463,3 +465,43 @@ def test_step_budget_is_that_of_the_pipeline_and_holds_an_update():
 def test_goal_game_is_learned(actions):
     settings = settings_of(batch_size=32, buffer_size=2000, steps_per_update=2, init_entcoef=0.1, learning_rate=3e-3)
     assert play_goal(ActionSpec(**actions), settings, seed=1, steps=1200, window=30) > 0.9
+
+
+# ---------------------------------------------------------------- every kind of observation, on any device
+
+KINDS = {
+    "rich": (RICH, {}),
+    "memory": (RICH, {"memory": MemorySettings(sequence_length=4, memory_size=8), "previous_action": True}),
+    "signals": (SPECS["bytes"], {"normalize": True}),
+    "floats": (SPECS["floats"], {}),
+    "entities": (SPECS["entities"], {}),
+    "goal": (SPECS["goal"], {"normalize": True}),
+}
+
+
+@pytest.mark.parametrize(("spec", "network"), KINDS.values(), ids=KINDS)
+def test_every_kind_of_observation_is_learned_from_on_another_device_as_on_the_cpu(spec, network, tmp_path):
+    demo = write(tmp_path, spec, recorded(spec, [4, 6, 5, 3, 7]))
+    signals = {"extrinsic": {}, "curiosity": {}, "gail": {"demo_path": str(demo), "use_actions": True}}
+    for one in (signals["curiosity"], signals["gail"]):
+        one["network_settings"] = {"hidden_units": 8, "vis_encode_type": "fully_connected"}
+    network = {"vis_encode_type": "fully_connected", **network}
+    settings = settings_of(signals=signals, network=network, batch_size=8, steps_per_update=12)
+    here, carried = Learner("Test", spec, settings, 3), {}
+    records = [record_of(played(here._algorithm, seed=seed, carried_by_agent=carried)) for seed in range(3)]
+
+    def trained(one):
+        statistics = {}
+        for record in records:
+            one.add(record)
+            statistics |= one.update(everything=True).statistics
+        return statistics
+
+    expected = trained(here)
+    assert {"Losses/Q1 Loss", "Losses/GAIL Loss", "Losses/Curiosity Forward Loss"} <= expected.keys()
+    assert np.isfinite(list(expected.values())).all()
+    with other_device() as device:
+        there = Learner("Test", spec, settings, 3, device=device)
+        assert trained(there) == pytest.approx(expected, rel=1e-3, abs=1e-5)
+        for module in there._algorithm.networks.modules.values():
+            assert {parameter.device for parameter in module.parameters()} == {OTHER_DEVICE}
