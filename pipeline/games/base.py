@@ -187,7 +187,7 @@ class BuiltInGame:
 
 
 def _ignore(_: Ints) -> None:
-    """Does nothing: nobody records the game."""
+    """Does nothing: the game is not recorded."""
 
 
 def _narrow(column: Array) -> Array:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 from sparring.pipeline.errors import SettingsError, install_command
 from sparring.pipeline.files import Json
-from sparring.pipeline.settings import Settings
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a page needs no settings, which take memory
+    from sparring.pipeline.settings import Settings
     from sparring.services.cluster.host import Cluster
 
 RESULTS: Final = Path("results")

@@ -71,8 +71,11 @@ def numbers(line: Mapping[str, Json]) -> dict[str, float]:
     for section, prefix in _SECTIONS.items():
         content = line.get(section)
         found |= {prefix + name: value for name, value in content.items()} if isinstance(content, dict) else {}
-    known = ((name, number(value)) for name, value in found.items() if len(name) <= _LONGEST_NAME)
-    return {name: value for name, value in known if value is not None}
+    return {
+        name: float(value)
+        for name, value in found.items()
+        if isinstance(value, int | float) and -_LARGEST < value < _LARGEST
+    }
 
 
 def intervals(lines: Iterable[Json]) -> Iterator[tuple[str, float, float, dict[str, float]]]:

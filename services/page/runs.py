@@ -19,15 +19,19 @@ from sparring.pipeline.files import Json
 from sparring.pipeline.monitoring import curves
 from sparring.pipeline.monitoring.files import to_json
 from sparring.pipeline.monitoring.intervals import REWARD_PER_STEP
-from sparring.services.page.history import History, find, number, numbers, samples, section
+from sparring.services.page.history import History, NotFound, find, number, numbers, samples, section
 from sparring.services.page.league import League, lineage
 
 _SIGNS: Final = ("run.json", "status.json", "metrics.jsonl")
 """Files of which a folder of a run has one."""
+_SHOWN: Final = ("status.json", "summary.json", "metrics.jsonl")
+"""Files from which an entry of the list is made."""
+_DEPTH: Final = 2
+"""Folders below the results: a run, and what has played it or belongs to the same sweep."""
 _MOST_RUNS: Final = 500
 _MOST_BYTES: Final = 2**24
 """A larger file is no description of a run."""
-_HELD_BYTES: Final = 32 * 2**20
+_HELD_BYTES: Final = 16 * 2**20
 """Memory for tables; those of the runs that were asked for least recently are dropped."""
 _SPARKS: Final = 48
 """Points of the small curve in the overview."""
@@ -71,12 +75,13 @@ class Runs:
         self._clock = clock
         self._histories: OrderedDict[str, History] = OrderedDict()
         self._leagues: OrderedDict[str, League] = OrderedDict()
+        self._entries: dict[str, tuple[list[int], bytes]] = {}
         self._sparks: dict[str, tuple[int, dict[str, Json]]] = {}
 
     def folders(self) -> dict[str, Path]:
         """Returns the folders of runs by id, which is the path below the results; the newest first."""
-        found = [self.results] if _is_run(self.results) else list(_runs_in(self.results, 2))
-        found = sorted(found, key=_changed_ns, reverse=True)[:_MOST_RUNS]
+        found = [self.results] if _is_run(self.results) else list(_runs_in(self.results, _DEPTH))
+        found = sorted(found, key=_written_ns, reverse=True)[:_MOST_RUNS]
         return {"." if path == self.results else path.relative_to(self.results).as_posix(): path for path in found}
 
     def folder(self, run: str) -> Path:
@@ -85,7 +90,16 @@ class Runs:
         Raises:
             NotFound: there is none of this id.
         """
-        return find(self.folders(), run)
+        if run == "." and _is_run(self.results):
+            return self.results
+        names = run.split("/")
+        if (
+            len(names) > _DEPTH
+            or any(not name or name.startswith(".") for name in names)
+            or not _is_run(self.results / run)
+        ):
+            raise NotFound(f"got run {run!r:.200}; expected one that the page lists; choose it there")
+        return self.results / run
 
     def history(self, run: str) -> History:
         """Returns what a run has written over time, up to now.
@@ -107,20 +121,26 @@ class Runs:
         """Returns what is shown of each run in the list of all, as JSON by id."""
         found: dict[str, bytes] = {}
         for run, folder in self.folders().items():
+            marks = [_changed_ns(folder / name) for name in _SHOWN]
+            known, entry = self._entries.get(run, (None, b""))
+            if known == marks and b'"state":"running"' not in entry:
+                found[run] = entry
+                continue
             try:
                 found[run] = to_json(self._entry(run, folder))
             except Exception as error:  # whatever a folder holds, the others are shown
                 text = f"its files cannot be read ({error!r:.200})"
                 found[run] = to_json({"state": "damaged", "error": text, "behaviors": []})
+            self._entries[run] = marks, found[run]
         return found
 
     def _entry(self, run: str, folder: Path) -> dict[str, Json]:
         status, summary = load(folder / "status.json"), load(folder / "summary.json")
         state = self.state(status, summary)
         sparks, behaviors = self._spark(run, folder), []
-        told, ended = section(status, "behaviors"), section(summary, "behaviors")
-        for name in sorted({*told, *ended, *sparks}):
-            now = section(told, name)
+        present, ended = section(status, "behaviors"), section(summary, "behaviors")
+        for name in sorted({*present, *ended, *sparks}):
+            now = section(present, name)
             step, most, rate = (number(now.get(key)) or 0.0 for key in ("step", "max_steps", "steps_per_s"))
             behaviors.append(
                 {
@@ -136,7 +156,7 @@ class Runs:
         return {
             "state": state,
             "error": summary.get("error"),
-            "time_s": number(status.get("time_s")) or _changed_ns(folder) / 1e9,
+            "time_s": number(status.get("time_s")) or _written_ns(folder) / 1e9,
             "wall_s": summary.get("wall_s"),
             "stalls": status.get("stalls"),
             "behaviors": behaviors,
@@ -316,11 +336,14 @@ def _is_run(folder: Path) -> bool:
     return any((folder / name).is_file() for name in _SIGNS)
 
 
-def _changed_ns(folder: Path) -> int:
+def _written_ns(folder: Path) -> int:
     """Returns when a run last wrote its status, else its folder changed."""
-    for path in (folder / "status.json", folder):
-        try:
-            return path.stat().st_mtime_ns
-        except OSError:
-            continue
-    return 0
+    return _changed_ns(folder / "status.json") or _changed_ns(folder)
+
+
+def _changed_ns(path: Path) -> int:
+    """Returns when a file last changed; 0 where it does not exist."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0

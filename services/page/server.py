@@ -42,7 +42,7 @@ from sparring.pipeline.files import Json
 from sparring.pipeline.monitoring.files import to_json
 from sparring.services.page.history import NotFound, find
 from sparring.services.page.runs import Runs, load
-from sparring.services.page.table import AXES
+from sparring.services.page.table import Axis
 
 T = TypeVar("T")
 
@@ -137,6 +137,7 @@ class Page:
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
         self._one_reader = anyio.CapacityLimiter(1)  # the tables are not for two threads
+        self._one_lister = anyio.CapacityLimiter(1)  # a long run that is read does not hold up the list
         self._listed: tuple[float, dict[str, bytes]] = (-math.inf, {})
 
     def app(self, hosts: Collection[str], token: str = "") -> Starlette:
@@ -154,13 +155,10 @@ class Page:
         ]
         return Starlette(routes=routes, middleware=[Middleware(Guard, hosts=hosts, token=token)])
 
-    async def _read(self, read: Callable[[], T]) -> T:
-        return await anyio.to_thread.run_sync(read, limiter=self._one_reader)
-
     async def _answer(self, read: Callable[[], Response]) -> Response:
         """Returns the answer that `read` makes in a thread; 404 for what does not exist, 422 for damaged files."""
         try:
-            return await self._read(read)
+            return await anyio.to_thread.run_sync(read, limiter=self._one_reader)
         except NotFound as error:
             return PlainTextResponse(f"{error}\n", 404)
         except Exception as error:  # whatever the files of a run hold, the page goes on
@@ -200,7 +198,7 @@ class Page:
             names = [name for name in asked.getlist("name") if name in known] if "name" in asked else list(known)
             begin, end = float(asked.get("begin", -math.inf)), float(asked.get("end", math.inf))
             points = max(2, min(_MOST_POINTS, int(asked.get("points", 600))))
-            axis = next(one for one in AXES if one == asked.get("axis", "step"))
+            axis: Axis = "time" if asked.get("axis") == "time" else "step"
             rows = history.query(asked.get("behavior", ""), names, axis, begin, end, points)
             return Response(encoded(names, rows.axes, rows.values), media_type="application/octet-stream")
 
@@ -235,17 +233,20 @@ class Page:
                     if changed or not tick:
                         yield {"event": "runs", "data": "{" + ",".join(changed) + "}"}
                     sent = listed
-                if run is not None and status != (status := await self._read(partial(self._status, run))):
+                if run is not None and status != (status := await self._look(partial(self._status, run))):
                     yield {"event": "status", "data": status.decode()}
                 tick += 1
                 await anyio.sleep(_TICK_S)
 
         return EventSourceResponse(stream())
 
+    async def _look(self, read: Callable[[], T]) -> T:
+        return await anyio.to_thread.run_sync(read, limiter=self._one_lister)
+
     async def _list(self) -> dict[str, bytes]:
         """Returns the encoded entry of each run; pages that are open at the same time share one look."""
         if anyio.current_time() - self._listed[0] >= _TICK_S * _LIST_TICKS / 2:
-            self._listed = anyio.current_time(), await self._read(self._runs.overview)
+            self._listed = anyio.current_time(), await self._look(self._runs.overview)
         return self._listed[1]
 
     def _status(self, run: str) -> bytes:

@@ -15,7 +15,8 @@ MOST_ROWS: Final = 1024
 """Rows that remain when twice as many are merged in pairs: a chart has fewer pixels than twice this."""
 MOST_COLUMNS: Final = 400
 """Further columns are left out: simulators may name any number of statistics."""
-_FLUSH: Final = 4096
+_LONGEST_NAME: Final = 200
+_FLUSH: Final = 256
 """Lines that become an array at once."""
 
 
@@ -93,7 +94,8 @@ class Table:
             self._open = self._open.part(self._open.axes[:, 0] < step)
         self._last_step = step
         for name in values.keys() - self.columns.keys() if len(self.columns) < MOST_COLUMNS else ():
-            self.columns[name] = len(self.columns)
+            if len(name) <= _LONGEST_NAME:
+                self.columns[name] = len(self.columns)
         self._waiting.append((step, time_s, values))
         if len(self._waiting) >= _FLUSH:
             self._flush()
@@ -121,7 +123,7 @@ class Table:
         self._waiting.clear()
         whole = len(new.axes) // self.width * self.width
         self._rows = _joined(self._rows, new.part(slice(whole)).merged(self.width))
-        self._open = new.part(slice(whole, None))
+        self._open = Rows(new.axes[whole:].copy(), new.values[whole:].copy())  # a view would hold all that was read
         while len(self._rows.axes) >= 2 * self._most_rows:
             even = len(self._rows.axes) // 2 * 2
             self._rows = _joined(self._rows.part(slice(even)).merged(2), self._rows.part(slice(even, None)))

@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.queues.endpoints import LONGEST_PATH, is_loopback, is_open
 from sparring.pipeline.security import KEY_FILE, allowed, secret_key, server_tls, token
-from sparring.pipeline.settings import Settings
 
-if TYPE_CHECKING:  # `sparring check` needs no event loop
+if TYPE_CHECKING:  # `sparring check` needs no event loop, and a page no settings
+    from sparring.pipeline.settings import Settings
     from sparring.services.process.runtime import Run
 
 KEYS_VARIABLE: Final = "SPARRING_KEYS"

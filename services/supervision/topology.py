@@ -320,6 +320,7 @@ def simulator_plans(
         SettingsError: `pipeline.training_analytics` is on, and a library for it is missing.
     """
     of_players = _player_options(settings, learns=learns)
+    replays = str(directory / "replays") if directory.is_absolute() else ""  # `sparring record` has no folder
     plans: list[SimulatorPlan] = []
     listening = list(addresses.values())
     for entry in settings.launched:
@@ -338,7 +339,7 @@ def simulator_plans(
                 "SPARRING_NUMBER": str(number),
                 "SPARRING_SEED": str(own),
                 "SPARRING_LOGS": str(directory / "run_logs"),
-                FOLDER_VARIABLE: "" if number else str(directory / "replays"),
+                FOLDER_VARIABLE: replays if number == 0 else "",
                 **credential_variables(settings, address, number),
             }
             plans.append(

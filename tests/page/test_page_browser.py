@@ -93,6 +93,7 @@ def test_page_shows_a_run_from_its_first_point_on(tmp_path: Path) -> None:
             services = json.loads((results / "run" / "status.json").read_text())["services"]
             shown = tab.value("[...document.querySelectorAll('.service')].map((one) => one.dataset.name)")
             assert set(shown) == {"simulators", *services}
+            assert all(one["cpu_s"] > 0 for one in services.values())
         tab.wait_for("document.getElementById('link').textContent === 'reconnecting'")
         with started("page", str(results), "--address", f"127.0.0.1:{port}"):
             tab.wait_for("document.getElementById('link').textContent === 'live'")

@@ -13,8 +13,10 @@ import pytest
 from sparring.pipeline.games.soccer import Soccer
 from sparring.pipeline.games.tag import Tag
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
-from sparring.pipeline.simulation.replays import MOST_BYTES, Recorder, write_replay
+from sparring.pipeline.settings.load import parse_settings
+from sparring.pipeline.simulation.replays import FOLDER_VARIABLE, MOST_BYTES, Recorder, write_replay
 from sparring.services.page.runs import Runs
+from sparring.services.supervision.topology import simulator_plans
 from tests.page.page_runs import interval, write_run
 
 
@@ -100,6 +102,14 @@ def test_long_match_is_recorded_in_part_and_a_full_disk_ends_recording(
     game.on_end(np.array([0]))
     play(game, 300)
     assert capsys.readouterr().err.count("no further matches are recorded") == 1
+
+
+def test_only_the_first_simulator_of_a_run_with_a_folder_records() -> None:
+    text = "behaviors: {A: {}}\nsimulators: [{name: tag, count: 2}]"
+    settings = parse_settings(text, "test.yaml").settings
+    for folder, expected in ((Path("/run"), ["/run/replays", ""]), (Path(), ["", ""])):
+        plans = simulator_plans(settings, 1, {"stepping-0": "unix:///s"}, folder)
+        assert [plan.environment[FOLDER_VARIABLE] for plan in plans] == expected
 
 
 def test_page_lists_replays_with_their_step_and_sends_no_other_file(tmp_path: Path) -> None:

@@ -117,9 +117,9 @@ def test_hostile_names_stay_texts(tmp_path: Path) -> None:
     write_run(tmp_path / HOSTILE.replace("/", ""), [interval(100, HOSTILE, simulators={HOSTILE: 1.0})])
     found = json.loads(Runs(tmp_path).overview()[HOSTILE])
     assert found["behaviors"][0]["name"] == HOSTILE
-    told = Client(tmp_path).get("/api/run", params={"run": HOSTILE})
-    assert told.headers["content-type"] == "application/json"
-    assert f"simulators/{HOSTILE}" in told.json()["columns"][HOSTILE]
+    described = Client(tmp_path).get("/api/run", params={"run": HOSTILE})
+    assert described.headers["content-type"] == "application/json"
+    assert f"simulators/{HOSTILE}" in described.json()["columns"][HOSTILE]
 
 
 def test_runs_within_runs_are_listed_and_one_run_alone_is_shown(results: Path) -> None:
@@ -221,9 +221,9 @@ def test_damaged_folders_never_break_the_page(
     assert isinstance(json.loads(listed["damaged"])["state"], str)
     page = Client(results)
     assert page.get("/api/league?run=damaged").status_code in (200, 422)
-    told = page.get("/api/run?run=damaged")
-    assert told.status_code in (200, 422)
-    for behavior in told.json()["columns"] if told.status_code == 200 else ():
+    described = page.get("/api/run?run=damaged")
+    assert described.status_code in (200, 422)
+    for behavior in described.json()["columns"] if described.status_code == 200 else ():
         for path in ("/api/series", "/api/csv"):
             assert page.get(path, params={"run": "damaged", "behavior": behavior}).status_code in (200, 422)
 

@@ -38,21 +38,21 @@ export class Curves {
 
   async load() {
     try {
-      this.told = await json("run", { run: this.run });
-      const behaviors = entries(this.told.columns).map(([name]) => name).sort();
+      this.description = await json("run", { run: this.run });
+      const behaviors = entries(this.description.columns).map(([name]) => name).sort();
       if (!behaviors.includes(this.behavior)) this.behavior = behaviors[0] ?? "";
-      const columns = list(this.told.columns[this.behavior]);
+      const columns = list(this.description.columns[this.behavior]);
       const shape = JSON.stringify([behaviors, this.behavior, columns]);
       if (shape !== this.shape) this.lay(behaviors, columns);
       this.shape = shape;
-      this.facts.replaceChildren(...facts(this.told));
+      this.facts.replaceChildren(...facts(this.description));
       if (columns.length) await this.fetch();
       else this.charts.replaceChildren(h("p", { class: "quiet" }, "No interval has ended yet: the first point comes with summary_freq."));
-      this.below.replaceChildren(...[lags(this.told.lags?.[this.behavior]), happened(list(this.told.events))].filter(Boolean));
+      this.below.replaceChildren(...[lags(this.description.lags?.[this.behavior]), happened(list(this.description.events))].filter(Boolean));
     } catch (error) {
       this.facts.replaceChildren(h("span", { class: "bad" }, String(error)));
     }
-    if (!["completed", "stopped", "failed", "stalled"].includes(this.told?.state)) this.later(EVERY_MS);
+    if (!["completed", "stopped", "failed", "stalled"].includes(this.description?.state)) this.later(EVERY_MS);
   }
 
   /** Makes the charts for the columns that there are. @param {string[]} behaviors @param {string[]} columns */
@@ -67,17 +67,17 @@ export class Curves {
       ...(behaviors.length > 1 ? [h("label", { for: "behavior" }, "Behavior"), choose] : []), csv));
     this.group.charts.clear();
     this.makers.clear();
-    const colors = list(this.told.colors), used = new Set(APART);
+    const colors = list(this.description.colors), used = new Set(APART);
     const add = (/** @type {string} */ title, /** @type {[string, string][]} */ shown) => {
       const chart = new Chart(this.group, title);
       shown.forEach(([name]) => used.add(name));
       this.makers.set(chart, (found) => shown.flatMap(([name, label], at) => {
         const column = found.columns.get(name);
-        return column ? [{ label, x: this.group.isTime ? found.time : found.step, ...banded(name, column, found, this.told.rating_intervals?.[this.behavior]), color: colors[at % colors.length], dash: at >= colors.length ? [8, 4] : undefined }] : [];
+        return column ? [{ label, x: this.group.isTime ? found.time : found.step, ...banded(name, column, found, this.description.rating_intervals?.[this.behavior]), color: colors[at % colors.length], dash: at >= colors.length ? [8, 4] : undefined }] : [];
       }));
       return chart.element;
     };
-    const first = entries(this.told.panels).flatMap(([title, keys]) => {
+    const first = entries(this.description.panels).flatMap(([title, keys]) => {
       const shown = entries(keys).flatMap(([key, label]) => columns.filter((name) => (key.endsWith("/") ? name.startsWith(key) : name === key))
         .map((name) => /** @type {[string, string]} */ ([name, `${label}${name.slice(key.length)}`.replace(/^: /, "") || title])));
       return shown.length ? [add(title, shown)] : [];
@@ -102,7 +102,7 @@ export class Curves {
 
   /** @param {import("/assets/data.js").Series} found @returns {import("/assets/chart.js").Mark[]} */
   marks(found) {
-    return list(this.told.events).filter((one) => one.kind !== "run started").slice(-200).map((one) => ({
+    return list(this.description.events).filter((one) => one.kind !== "run started").slice(-200).map((one) => ({
       at: this.group.isTime ? one.time_s : one.step ?? stepAt(found, one.time_s), text: one.text, color: COLORS_OF[one.kind] ?? "#717581",
     }));
   }
@@ -116,13 +116,13 @@ export class Curves {
 
   close() {
     clearTimeout(this.timer);
-    this.told = { state: "stopped" };
+    this.description = { state: "stopped" };
     this.group.close();
   }
 }
 
 /** @type {any} */
-Curves.prototype.told = undefined;
+Curves.prototype.description = undefined;
 
 const COLORS_OF = /** @type {Object<string, string>} */ ({ failure: "#bd1f01", restart: "#bd1f01", lesson: "#832db6", "learning team": "#e76300", checkpoint: "#94a4a2" });
 
@@ -147,14 +147,14 @@ function stepAt(found, time) {
   return found.step[Math.min(low, found.step.length - 1)];
 }
 
-/** @param {any} told */
-function facts(told) {
-  const behaviors = entries(told.status?.behaviors), ended = entries(told.summary?.behaviors);
-  const words = behaviors.length ? behaviors.map(([name, one]) => `${name}: ${short(one?.step)} of ${short(one?.max_steps)} steps (${Math.round(100 * share(one?.step, one?.max_steps))} %)${told.state === "running" ? `, ${short(one?.steps_per_s)} steps/s, ${duration((one?.max_steps - one?.step) / one?.steps_per_s)} left` : ""}`)
+/** @param {any} description */
+function facts(description) {
+  const behaviors = entries(description.status?.behaviors), ended = entries(description.summary?.behaviors);
+  const words = behaviors.length ? behaviors.map(([name, one]) => `${name}: ${short(one?.step)} of ${short(one?.max_steps)} steps (${Math.round(100 * share(one?.step, one?.max_steps))} %)${description.state === "running" ? `, ${short(one?.steps_per_s)} steps/s, ${duration((one?.max_steps - one?.step) / one?.steps_per_s)} left` : ""}`)
     : ended.map(([name, one]) => `${name}: ${short(one?.steps)} steps`);
-  const state = String(told.state);
+  const state = String(description.state);
   return [h("span", { class: `state ${/^[a-z]+$/.test(state) ? state : ""}` }, state), ...words.map((text) => h("span", {}, text)),
-    ...(told.summary?.error ? [h("span", { class: "bad" }, String(told.summary.error).slice(0, 500))] : [])];
+    ...(description.summary?.error ? [h("span", { class: "bad" }, String(description.summary.error).slice(0, 500))] : [])];
 }
 
 /** @param {any} lag a histogram */

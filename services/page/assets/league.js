@@ -23,8 +23,8 @@ export class League {
 
   async load() {
     try {
-      const told = await json("league", { run: this.run }), seen = JSON.stringify(told);
-      if (seen !== this.seen) this.show(told);
+      const found = await json("league", { run: this.run }), seen = JSON.stringify(found);
+      if (seen !== this.seen) this.show(found);
       this.seen = seen;
     } catch (error) {
       this.content.replaceChildren(h("p", { class: "bad" }, String(error)));
@@ -32,9 +32,9 @@ export class League {
     if (!this.isClosed) this.timer = setTimeout(() => this.load(), EVERY_MS);
   }
 
-  /** @param {any} told */
-  show(told) {
-    const learners = entries(told.learners);
+  /** @param {any} found */
+  show(found) {
+    const learners = entries(found.learners);
     const lines = learners.map(([name, one], at) => {
       const phases = list(one.phases), mean = phases.map((_, at) => one.ratings[at]);
       return { label: name, x: Float64Array.from(phases, ({ end }) => end), mean, low: mean.map((v, at) => v - one.margins[at]), high: mean.map((v, at) => v + one.margins[at]), color: [COLOR, "#ffa90e", "#bd1f01", "#832db6"][at % 4] };
@@ -46,9 +46,9 @@ export class League {
       learners.length ? panel("Strength", () => [this.chart.element, h("p", { class: "quiet" }, "Points of Elo's scale, relative to all opponents. The interval is that of the results of a phase.")])
         : h("p", { class: "quiet" }, "There are no matches: this run has no self_play, or none has ended yet."),
       ...learners.map(([name, one]) => panel(`Points per match of ${name}, by phase of its training`, () => payoff(name, one, hasSteps))),
-      ...list(told.tournaments).map((one) => panel(`Tournament ${one.name}`, () => tournament(one))),
-      list(told.lineage).length ? panel("Lineage", () => lineage(told.lineage)) : null,
-      list(told.recent).length ? panel("Last matches", () => matches(told.recent)) : null,
+      ...list(found.tournaments).map((one) => panel(`Tournament ${one.name}`, () => tournament(one))),
+      list(found.lineage).length ? panel("Lineage", () => lineage(found.lineage)) : null,
+      list(found.recent).length ? panel("Last matches", () => matches(found.recent)) : null,
     ].filter(Boolean));
   }
 
