@@ -124,7 +124,8 @@ export class Chart {
 
   /** Shows the last values in the legend while no place is pointed at. */
   showLast() {
-    this.plot?.setLegend({ idx: this.plot.data[0].length - 1 }, false);
+    // After uPlot's own update, which empties the legend.
+    queueMicrotask(() => this.plot?.setLegend({ idx: this.plot.data[0].length - 1 }, false));
   }
 
   scale() {
