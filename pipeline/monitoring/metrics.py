@@ -135,8 +135,7 @@ class Registry:
             waits: wait of each activity that waits.
         """
         self._sequence += 1
-        self._gauges["rss_bytes"] = resident_bytes()
-        self._gauges["cpu_s"] = time.process_time()
+        self._gauges["rss_bytes"], self._gauges["cpu_s"] = resources()
         return Metrics(
             service=self._service,
             start=self._start,
@@ -188,9 +187,9 @@ def _finite(values: dict[str, float]) -> dict[str, float]:
     return {name: float(value) for name, value in values.copy().items() if math.isfinite(value)}
 
 
-def resident_bytes() -> int:
-    """Returns the physical memory of this process in bytes."""
-    return psutil.Process().memory_info().rss
+def resources() -> tuple[float, float]:
+    """Returns the physical memory of this process in bytes, and its CPU time in seconds."""
+    return psutil.Process().memory_info().rss, time.process_time()
 
 
 # ---------------------------------------------------------------- reading histograms
