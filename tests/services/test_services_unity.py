@@ -180,7 +180,7 @@ def test_one_player_and_four_learn_balance(tmp_path: Path) -> None:
         reaches(training, 2.5 * UNTRAINED, "Balance")
         finished(training, "Balance", count, ("stopped", "completed"))  # the bar may be reached at the very end
         rewards = [line["reward"] for line in intervals(training, "Balance") if line["reward"] is not None]
-        assert rewards[0] < UNTRAINED
+        assert max(rewards) > 2 * rewards[0], rewards  # the clock decides how much of its first interval is trained
         own = [line["simulators"] for line in intervals(training, "Balance")]
         kinds = {f"Player/{kind}" for kind in ("Average", "Histogram", "Latest", "Sum")}
         assert all(set(numbers) <= kinds for numbers in own)  # an interval may have no new report of stepping
