@@ -108,11 +108,14 @@ class Transport(ABC):
         return end
 
     async def publisher(self, service: str) -> Publisher:
-        """Opens the publishing end of `service`'s topics.
+        """Opens the publishing end of `service`'s topics, or returns that which is open here.
 
         Raises:
-            QueueError: another end listens there, or the address cannot be used.
+            QueueError: another process listens there, or the address cannot be used.
         """
+        for open_end in self._ends:
+            if isinstance(open_end, Publisher) and open_end.name == f"topic:{service}" and not open_end.closed:
+                return open_end
         end = Publisher(f"topic:{service}", self._id(), self._timing, self._clock)
         self._open(end, await self._listen(end))
         return end

@@ -133,6 +133,9 @@ class Cluster:
         for unit in self.units:
             where = "one node, which no other stepping process shares" if unit.apart else "one node"
             yield f"{', '.join(unit.parts)}: on {where} with {described(unit.bundle)}"
+        if self.settings.unnamed is not None:
+            each = described(self.settings.pipeline.placement.learning.bundle)
+            yield f"learners of behaviors that simulators name: each on one node with {each}, once it is named"
         for node in _alive():
             yield f"node {node['NodeManagerAddress']}: {described(node['Resources'])}"
 
@@ -176,6 +179,13 @@ class Cluster:
             raise errors.exceptions[0] from None
         except* OSError as errors:
             raise SettingsError(str(errors.exceptions[0])) from None
+
+    async def add_learner(self, part: str) -> None:
+        """Asks for a place for a learner whose behavior a simulator has named; `place` waits for it."""
+        bundle = self.settings.pipeline.placement.learning.bundle
+        unit = Unit(parts={part: {} if self.node_address else bundle})  # this machine alone has room for any number
+        self._places[part] = await _ask(partial(placement_group, [dict(unit.bundle) or _SMALLEST])), 0
+        self.units.append(unit)
 
     async def place(self, part: str) -> RemoteAgent:
         """Starts an agent for a part, on a node that has its place.
@@ -293,7 +303,8 @@ def connected(address: str | None, settings: Settings) -> Iterator[Cluster]:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
     if address == "local":
         wanted = total(unit.bundle for unit in units_of(settings, settings.pipeline.stepping_processes))
-        options |= {"num_cpus": max(os.cpu_count() or 1, math.ceil(wanted.get("CPU", 0))), "include_dashboard": False}
+        cores = max(os.cpu_count() or 1, math.floor(wanted.get("CPU", 0)) + 1)  # room for learners that are added
+        options |= {"num_cpus": cores, "include_dashboard": False}
     try:
         ray.init(address, **options)
     except Exception as error:
@@ -508,6 +519,8 @@ class ClusterHost:
 
     async def start(self, plan: Plan, incarnation: str, *, first: bool) -> HostedService:
         """Starts a part; raises as `Host.start`."""
+        if isinstance(plan, ServicePlan) and plan.name.startswith("learning-") and plan.name not in self.cluster.parts:
+            await self.cluster.add_learner(plan.name)
         if plan.name not in self.cluster.parts:
             return await self.here.start(plan, incarnation, first=first)
         began = time.monotonic()
@@ -525,8 +538,15 @@ class ClusterHost:
                 if time.monotonic() - began > 2 * self.cluster.settings.pipeline.placement.timeout_s:
                     raise OSError(f"{plan.name} was started on no node: {_first_line(error)}") from error
 
+    async def adopt(self, topology: Topology) -> None:
+        """Takes over a topology with more parts, and sends its file to the services that run."""
+        self.topology = self.here.topology = topology
+        for agent in list(self.cluster.agents.values()):
+            with suppress(RayError, TimeoutError):  # its part is started again, with the file
+                await self._write(agent, RUN_FILE)
+
     async def _place_again(self, part: str) -> RemoteAgent:
-        """Places a part anew, and publishes the endpoints that change by this."""
+        """Places a part that has no place, and publishes the endpoints that change by this."""
         agent = await self.cluster.place(part)
         topology, changed, moved = self.topology, {}, {}
         for name in [name for name, service in topology.listeners.items() if service == part]:
@@ -583,12 +603,16 @@ class ClusterHost:
             paths.append(folder / behavior / "version")
         names = [path.relative_to(folder).as_posix() for path in paths if path.is_file()]
         for name in names:
-            with (folder / name).open("rb") as file:
-                more = False
-                while (content := await anyio.to_thread.run_sync(file.read, CHUNK)) or not more:
-                    await agent.call("write", name, content, more=more)
-                    more = True
+            await self._write(agent, name)
         return names
+
+    async def _write(self, agent: RemoteAgent, name: str) -> None:
+        """Sends a file of the run's folder, in pieces."""
+        with (self.topology.run.directory / name).open("rb") as file:
+            more = False
+            while (content := await anyio.to_thread.run_sync(file.read, CHUNK)) or not more:
+                await agent.call("write", name, content, more=more)
+                more = True
 
 
 # ---------------------------------------------------------------- small helpers

@@ -93,11 +93,6 @@ def not_on_a_cluster(settings: Settings, *, in_process: bool) -> Iterator[str]:
         yield "got --in-process with --ray; expected one of the two; leave one out"
     if settings.checkpoint_settings.inference:
         yield "got --inference with --ray; expected training; play the checkpoints on one machine"
-    if settings.unnamed is not None:
-        yield (
-            "got default_settings with --ray; expected behaviors alone, because each learner needs a place before a "
-            "simulator names its behavior; write `behaviors: {NAME: {}}` for each"
-        )
     if settings.pipeline.placement.stepping.per == "node" and settings.overlap == 0:
         yield "got placement.stepping.per: node in lockstep, which has one stepping process; leave one of the two out"
     if settings.pipeline.transport == "ipc" or settings.pipeline.address.startswith("unix:"):

@@ -120,7 +120,7 @@ class Run:
     @property
     def grows(self) -> bool:
         """Returns whether simulators may add behaviors to the run."""
-        return self.playing is None and not self.clustered and self.settings.unnamed is not None
+        return self.playing is None and self.settings.unnamed is not None
 
     def behavior(self, name: str) -> BehaviorSettings:
         """Returns the settings of a behavior, which the run has or may get."""

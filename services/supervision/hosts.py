@@ -40,6 +40,9 @@ class Host(Protocol):
             OSError: its program cannot be started.
         """
 
+    async def adopt(self, topology: Topology, /) -> None:
+        """Takes over a topology with more parts, whose file is saved."""
+
 
 @dataclass
 class Processes:
@@ -67,6 +70,10 @@ class Processes:
             return await self.host.forked(plan.name, arguments, {"OMP_NUM_THREADS": "1"})
         output = sys.stdout.buffer if plan.name == "monitor" else None
         return await self.host.forked(plan.name, *self._service(plan, incarnation, first=first), output)
+
+    async def adopt(self, topology: Topology) -> None:
+        """Takes over a topology with more parts."""
+        self.topology = topology
 
     def _service(self, plan: ServicePlan, incarnation: str, *, first: bool) -> tuple[list[str], dict[str, str]]:
         """Returns the arguments and variables of a service's process."""
@@ -112,6 +119,10 @@ class Tasks:
     tasks: TaskGroup
     transport: Callable[[str], AbstractAsyncContextManager[Transport]]
     _started: dict[str, Task] = field(default_factory=dict, init=False)
+
+    async def adopt(self, topology: Topology) -> None:
+        """Takes over a topology with more parts."""
+        self.topology = topology
 
     @property
     def hanging(self) -> list[str]:

@@ -180,7 +180,7 @@ class Supervisor:
                 continue
             if active.over.is_set():  # while there was no room on the disk
                 return
-            active.host.topology = topology
+            await active.host.adopt(topology)
             await self._add_services(tasks, [plan for plan in topology.services if plan.name not in active.topics])
             topic.publish(ADDED, AddedBehaviors(names=topology.run.added))
             self._log.info("behaviors_added", behaviors=names, cause="default_settings count for them", notice=True)

@@ -19,15 +19,14 @@ import psutil
 MARK = "SPARRING_TEST_CLUSTER"
 PARTS = ("sparring service", "sparring simulator", "sparring.services.process.watcher")
 TEXT = """
-behaviors:
-  Balance:
-    trainer_type: ppo
-    hyperparameters: {{batch_size: 64, buffer_size: 256}}
-    network_settings: {{hidden_units: 16, num_layers: 1}}
-    max_steps: {steps}
-    time_horizon: 32
-    summary_freq: 1000
-    checkpoint_interval: 2000
+{behavior}
+  trainer_type: ppo
+  hyperparameters: {{batch_size: 64, buffer_size: 256}}
+  network_settings: {{hidden_units: 16, num_layers: 1}}
+  max_steps: {steps}
+  time_horizon: 32
+  summary_freq: 1000
+  checkpoint_interval: 2000
 simulators:
   - {{name: balance, count: 2, areas: 4}}
 pipeline:
@@ -93,11 +92,20 @@ def nodes(workers: int = 3, cpus: int = 2) -> Iterator[Nodes]:
 class ClusterRun:
     """`sparring train --ray` in a process of its own."""
 
-    def __init__(self, folder: Path, address: str, *, steps: int, placement: str = "", resume: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        address: str,
+        *,
+        steps: int,
+        placement: str = "",
+        behavior: str = "behaviors:\n Balance:",
+        resume: bool = False,
+    ) -> None:
         self.folder = folder / "results" / "run"
         self.mark = os.environ.get(MARK)
         config = folder / "config.yaml"
-        config.write_text(TEXT.format(steps=steps, placement=placement))
+        config.write_text(TEXT.format(steps=steps, placement=placement, behavior=behavior))
         command = [sys.executable, "-P", "-m", "sparring", "train", str(config), "--run-id", "run", f"--ray={address}"]
         command += ["--results-dir", str(folder / "results"), *(["--resume"] if resume else [])]
         self.output = folder / f"output-{time.monotonic_ns()}.txt"

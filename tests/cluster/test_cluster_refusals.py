@@ -21,7 +21,6 @@ def config(tmp_path: Path) -> Path:
     ("text", "words", "message"),
     [
         (PLAIN, ["--in-process"], "got --in-process with --ray"),
-        ("default_settings: {}\n" + PLAIN, [], "got default_settings with --ray"),
         (PLAIN + "pipeline: {transport: ipc}\n", [], "got Unix sockets with --ray"),
         (PLAIN + "pipeline: {address: 'unix:///tmp/x'}\n", [], "got Unix sockets with --ray"),
         (PLAIN + "pipeline: {mode: lockstep, placement: {stepping: {per: node}}}\n", [], "per: node in lockstep"),

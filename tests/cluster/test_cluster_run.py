@@ -16,12 +16,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.mark.parametrize(
-    ("workers", "cpus", "deaths", "parts"), [(3, 2, 2, 1), (1, 8, 1, 3)], ids=["a part each", "all on one"]
+    ("workers", "cpus", "deaths", "parts", "behavior"),
+    [(3, 2, 2, 1, "behaviors:\n Balance:"), (1, 8, 1, 4, "default_settings:")],
+    ids=["a part each", "all on one, the learner placed once its behavior is named"],
 )
-def test_a_run_survives_the_deaths_of_nodes(tmp_path: Path, workers: int, cpus: int, deaths: int, parts: int) -> None:
+def test_a_run_survives_the_deaths_of_nodes(
+    tmp_path: Path, workers: int, cpus: int, deaths: int, parts: int, behavior: str
+) -> None:
     """Parts are placed again, the learner continues from its newest checkpoint, and losses are counted."""
     with nodes(workers, cpus) as cluster:
-        run = ClusterRun(tmp_path, cluster.address, steps=10_000_000)
+        run = ClusterRun(tmp_path, cluster.address, steps=10_000_000, behavior=behavior)
         run.until(lambda: run.trained() > 1000)
         for killed in range(1, deaths + 1):
             cluster.add()

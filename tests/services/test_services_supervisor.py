@@ -92,6 +92,9 @@ class FakeHost:
     async def start(self, plan: Plan, incarnation: str, *, first: bool) -> FakeService:
         return self._started(plan.name)
 
+    async def adopt(self, topology: Topology) -> None:
+        self.topology = topology
+
     def _started(self, name: str) -> FakeService:
         self.starts.setdefault(name, []).append(anyio.current_time())
         self.latest[name] = FakeService(self._failures.get(name, ""), self._share)
