@@ -85,6 +85,17 @@ def origin(group: str, name: str) -> str:
 
 
 @cache
+def modules() -> frozenset[str]:
+    """Returns the top-level modules of the packages that register something, without this one."""
+    return frozenset(
+        one.module.partition(".")[0]
+        for group in (SIMULATORS, TRAINERS, REWARD_SIGNALS, ENCODERS, OPPONENTS, WRITERS)
+        for one in _installed().select(group=group)
+        if one.dist is None or one.dist.name != _OWN
+    )
+
+
+@cache
 def _installed() -> Any:  # a class that depends on the version of Python
     """Returns all entry points: reading the metadata of all packages takes as long for one group as for all."""
     return entry_points()

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from sparring.pipeline import plugins
+from sparring.pipeline.bridges.explain import described_with_place
 from sparring.pipeline.coordination.opponents import Side, sample_opponent
 from sparring.pipeline.coordination.settings import Candidate, SelfPlaySettings
 from sparring.pipeline.errors import CheckpointError, ServiceError, SettingsError
@@ -48,7 +49,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def forget() -> None:
-    for cached in (plugins.names, plugins.load, plugins._found, plugins._installed, explain.models, explain.all_keys):
+    own = (plugins.names, plugins.load, plugins.modules, plugins._found, plugins._installed)
+    for cached in (*own, explain.models, explain.all_keys):
         cached.cache_clear()
 
 
@@ -73,6 +75,23 @@ def test_package_that_cannot_be_imported_is_named(site: Path) -> None:
     with pytest.raises(SettingsError, match=expected):
         make("wall", 1)
     assert make("goal", 1).behaviors()
+
+
+def test_error_names_the_line_of_a_plugin_and_not_that_of_the_library_which_it_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    install(folder, "mine", "corridor = mine:fail", "import library\n\n\ndef fail():\n    library.fail()\n")
+    (folder / "library.py").write_text("def fail():\n    raise KeyError('x')\n")
+    try:
+        with pytest.raises(KeyError) as caught:
+            plugins.load(plugins.SIMULATORS, "corridor")()
+        caught.value.__traceback__ = caught.tb.tb_next  # without this test
+        assert described_with_place(caught.value) == f"KeyError: 'x' ({folder / 'mine.py'}:5)"
+    finally:
+        forget()
 
 
 def test_name_of_two_packages_is_refused_with_both(site: Path) -> None:

@@ -1,16 +1,21 @@
-"""Explains in words what an environment has done wrong, for its author."""
+"""Explains in words what an environment or a plug-in has done wrong, for its author."""
 
 from __future__ import annotations
 
+import functools
+import math
+import re
 import sysconfig
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
 import sparring
+from sparring.pipeline import plugins
+from sparring.pipeline.errors import ExplainedError, SparringError, described
 from sparring.pipeline.specs import SpecError
 
 if TYPE_CHECKING:
@@ -27,19 +32,87 @@ def shown(value: Value) -> str:
     """Returns what a value of an environment is, in a few words."""
     if isinstance(value, np.ndarray):
         ranged = value.size and value.dtype.kind in "buif"
-        values = f" with values from {value.min():g} to {value.max():g}" if ranged else ""
+        wrong = 0 if not ranged else int(np.count_nonzero(~np.isfinite(value)))
+        values = f" with values from {value.min():g} to {value.max():g}" if ranged and not wrong else ""
+        values = f" with {wrong} that are NaN or infinite" if wrong else values
         return f"an array {value.shape} of {value.dtype}{values}"
     if isinstance(value, Mapping):
         return f"a dict with the keys {', '.join(map(str, value)) or '(none)'}"
     if isinstance(value, (tuple, list)):
         return f"a {type(value).__name__} of {len(value)} ({', '.join(type(one).__name__ for one in value[:6])})"
-    return f"{repr(value)[:80]} ({type(value).__name__})"
+    text = str(value) if isinstance(value, np.generic) else repr(value)
+    return f"{text[:80]} ({type(value).__name__})"
 
 
-def wrong_value(name: str, value: Value, space: Space[Value], *, is_found: bool) -> SpecError:
+class NotFinite(ExplainedError):
+    """An environment has returned NaN or infinity, as one whose physics explodes may do from time to time."""
+
+
+def not_finite(value: Value, what: str) -> NotFinite:
+    """Returns the error of a value that is NaN or infinite, or holds such numbers; `what` says whose."""
+    remedy = "find where the environment divides by zero or overflows"
+    return NotFinite(got=f"{shown(value)} as {what}", expected="finite numbers", remedy=remedy)
+
+
+def number(reward: Value, area: int, agent: str = "") -> float:
+    """Returns a reward as a number; `area` and `agent` are for messages.
+
+    Raises:
+        SpecError: it is no number.
+        NotFinite: it is NaN or infinite.
+    """
+    try:
+        found = float(reward)
+    except (TypeError, ValueError) as error:
+        got, remedy = f"{shown(reward)} as {_reward_of(area, agent)}", "correct what step() returns"
+        raise SpecError(got=got, expected="a number", remedy=remedy) from error
+    if not math.isfinite(found):
+        raise not_finite(reward, _reward_of(area, agent))
+    return found
+
+
+def _reward_of(area: int, agent: str) -> str:
+    return f"reward of {f'agent {agent!r} in ' if agent else ''}area {area}"
+
+
+class _Authored(Protocol):
+    """A game of an environment that somebody else has written.
+
+    Attributes:
+        env: the environment; one of several.
+    """
+
+    env: Value
+
+
+_A = TypeVar("_A", bound=_Authored)
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def naming_code(method: Callable[Concatenate[_A, _P], _R]) -> Callable[Concatenate[_A, _P], _R]:
+    """Adds to errors of what an environment has returned where its method of the same name is."""
+    call = method.__name__
+
+    @functools.wraps(method)
+    def play(game: _A, /, *args: _P.args, **keywords: _P.kwargs) -> _R:
+        try:
+            return method(game, *args, **keywords)
+        except (SpecError, NotFinite) as error:
+            owner = type(getattr(game.env, "unwrapped", game.env))
+            code = getattr(getattr(owner, call, None), "__code__", None)
+            if code is None or not _is_authors(code.co_filename):
+                raise
+            remedy = f"{error.remedy} ({call}() of {owner.__name__}, {code.co_filename}:{code.co_firstlineno})"
+            raise type(error)(got=error.got, expected=error.expected, remedy=remedy) from error
+
+    return play
+
+
+def wrong_value(name: str, value: Value, space: Space[Value], whose: str, *, is_found: bool) -> SpecError:
     """Returns the error of an observation that cannot be read, or of the `value` in which it is not found."""
     return SpecError(
-        got=f"{shown(value)} {'as' if is_found else 'without the'} observation {name!r}",
+        got=f"{shown(value)} {'as' if is_found else 'without the'} observation {name!r}{whose}",
         expected=f"a value of its space {space}",
         remedy="correct what the environment returns, or its observation_space",
     )
@@ -62,10 +135,20 @@ def returned(call: str, result: Value, names: Sequence[str]) -> Value:
 
 def place_of(error: BaseException) -> str:
     """Returns the last file and line of the author's own code in an error, or its cause; "" where there is none."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_authors(frame.filename)]
-    if frames:
-        return f" ({frames[-1].filename}:{frames[-1].lineno})"
-    return "" if error.__cause__ is None else place_of(error.__cause__)
+    place = last_place(traceback.extract_tb(error.__traceback__))
+    return place if place or error.__cause__ is None else place_of(error.__cause__)
+
+
+def last_place(stack: traceback.StackSummary) -> str:
+    """Returns the last file and line of the author's own code in a stack, in parentheses; "" where there is none."""
+    frames = [frame for frame in stack if _is_authors(frame.filename)]
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+
+
+def described_with_place(error: BaseException) -> str:
+    """Returns a failure in words, as one line; where the author's code has raised it, that place is in it."""
+    place = "" if isinstance(error, SparringError) else place_of(error)
+    return " ".join(described(error).splitlines()) + place
 
 
 def traceback_of(error: BaseException) -> str:
@@ -89,4 +172,7 @@ def traceback_of(error: BaseException) -> str:
 
 
 def _is_authors(filename: str) -> bool:
-    return not filename.startswith((_OWN, *_LIBRARIES)) and "-packages" not in filename
+    folder, _, module = filename.rpartition("-packages/")
+    if folder:
+        return re.split(r"[/.]", module)[0] in plugins.modules()
+    return not filename.startswith((_OWN, *_LIBRARIES))

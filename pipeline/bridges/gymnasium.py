@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.bridges.explain import place_of, returned, shown
+from sparring.pipeline.bridges.explain import naming_code, not_finite, number, place_of, returned, shown
 from sparring.pipeline.bridges.spaces import (
     Actions,
     Observations,
@@ -30,7 +30,7 @@ from sparring.pipeline.bridges.video import make_areas
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
 from sparring.pipeline.simulation.game import decisions, ends
-from sparring.pipeline.specs import BehaviorId, BehaviorSpec, SpecError
+from sparring.pipeline.specs import Array, BehaviorId, BehaviorSpec, SpecError
 
 if TYPE_CHECKING:
     from gymnasium import Env, Space
@@ -168,9 +168,10 @@ class GymnasiumGame(_GymnasiumBase):
 
     def __init__(self, name: str, envs: Sequence[Env[Value, Value]], observe: Observe = Observations) -> None:
         super().__init__(name, len(envs), envs[0].observation_space, envs[0].action_space, observe)
-        self._envs = list(envs)
+        self._envs, self.env = list(envs), envs[0]
         self._parameters: Mapping[str, float] = {}
 
+    @naming_code
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
         """Begins all episodes. Parameters go to the environments as reset options; area i gets seed + i."""
         self._parameters = parameters
@@ -181,8 +182,9 @@ class GymnasiumGame(_GymnasiumBase):
             for env, one in zip(self._envs, seeds, strict=True)
         ]
         seen, infos = zip(*begun, strict=True)
-        return self._report(decisions(self._areas, self._observations.rows(seen), masks=self._masks(infos)))
+        return self._report(decisions(self._areas, self._rows(self._areas, seen), masks=self._masks(infos)))
 
+    @naming_code
     def step(self, actions: Mapping[str, BehaviorActions]) -> Sequence[BehaviorReport]:
         """Steps every area that got an action."""
         act = actions.get(self._behavior)
@@ -194,10 +196,7 @@ class GymnasiumGame(_GymnasiumBase):
         for row, (area, value) in enumerate(zip(act.agents.tolist(), values, strict=True)):
             env = self._envs[area]
             observation, reward, terminated, truncated, info = returned("step", env.step(value), _STEP)
-            try:
-                rewards[row] = reward
-            except (TypeError, ValueError) as error:
-                raise _wrong_column("reward", reward, "a number") from error
+            rewards[row] = number(reward, area)
             if terminated or truncated:
                 rows.append(row)
                 last.append(observation)
@@ -207,17 +206,19 @@ class GymnasiumGame(_GymnasiumBase):
             infos.append(info)
         ended = None
         if rows:
-            ended = ends(
-                act.agents[rows], self._observations.rows(last), rewards=rewards[rows], interrupted=interrupted
-            )
+            over = act.agents[rows]
+            ended = ends(over, self._rows(over, last), rewards=rewards[rows], interrupted=interrupted)
             rewards[rows] = 0
-        following = decisions(act.agents, self._observations.rows(seen), rewards=rewards, masks=self._masks(infos))
+        following = decisions(act.agents, self._rows(act.agents, seen), rewards=rewards, masks=self._masks(infos))
         return self._report(following, ended)
 
     def close(self) -> None:
         """Closes the environments."""
         for env in self._envs:
             env.close()
+
+    def _rows(self, areas: NDArray[np.int64], seen: Sequence[Value]) -> tuple[Array, ...]:
+        return self._observations.rows(seen, lambda row: f" of area {areas[row]}")
 
     def _masks(self, infos: Sequence[Mapping[str, Value]]) -> NDArray[np.bool_] | None:
         return forbidden_choices([info.get("action_mask") for info in infos], self._actions.spec)
@@ -237,19 +238,19 @@ class NativeGame(_GymnasiumBase):
 
     def __init__(self, name: str, vector: VectorEnv[Value, Value, Value], observe: Observe = Observations) -> None:
         super().__init__(name, vector.num_envs, vector.single_observation_space, vector.single_action_space, observe)
-        self._vector = vector
+        self._vector = self.env = vector
         idle = np.zeros((1, self._actions.spec.continuous), np.float32)
         still = np.zeros((1, len(self._actions.spec.discrete)), np.int32)
         self._idle = np.repeat(self._actions.batch(idle, still), vector.num_envs, axis=0)
 
+    @naming_code
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
         """Begins all episodes. Parameters go to the environment as reset options."""
         begun = self._vector.reset(seed=seed, options=dict(parameters) or None)
         observations, infos = returned("reset", begun, _RESET)
-        return self._report(
-            decisions(self._areas, self._observations.batch(observations), masks=self._masks(infos, self._areas))
-        )
+        return self._report(decisions(self._areas, self._columns(observations), masks=self._masks(infos, self._areas)))
 
+    @naming_code
     def step(self, actions: Mapping[str, BehaviorActions]) -> Sequence[BehaviorReport]:
         """Steps all areas; those that ended before get no action and begin their next episode."""
         values = self._idle.copy()
@@ -259,7 +260,11 @@ class NativeGame(_GymnasiumBase):
         for part, column in (("reward", rewards), ("terminated", terminated), ("truncated", truncated)):
             if np.shape(column) != self._areas.shape:
                 raise _wrong_column(part, column, f"an array {self._areas.shape}, an entry for each area")
-        seen = self._observations.batch(observations)
+        rewards = np.asarray(rewards, np.float32)
+        if not np.isfinite(rewards).all():
+            area = int(np.argmin(np.isfinite(rewards)))
+            raise not_finite(rewards[area], f"reward of area {area}")
+        seen = self._columns(observations)
         over = terminated | truncated
         if not over.any():
             return self._report(decisions(self._areas, seen, rewards=rewards, masks=self._masks(infos, self._areas)))
@@ -268,7 +273,7 @@ class NativeGame(_GymnasiumBase):
         if over.all():
             observations, *_, infos = self._vector.step(self._idle)
             masks = self._masks(infos, self._areas)
-            return self._report(decisions(self._areas, self._observations.batch(observations), masks=masks), ended)
+            return self._report(decisions(self._areas, self._columns(observations), masks=masks), ended)
         on = self._areas[~over]
         masks = self._masks(infos, on)
         return self._report(decisions(on, tuple(one[on] for one in seen), rewards=rewards[on], masks=masks), ended)
@@ -276,6 +281,13 @@ class NativeGame(_GymnasiumBase):
     def close(self) -> None:
         """Closes the environment."""
         self._vector.close()
+
+    def _columns(self, observations: Value) -> tuple[Array, ...]:
+        columns = self._observations.batch(observations)
+        for spec, column in zip(self._observations.specs, columns, strict=True):
+            if len(column) != len(self._areas):
+                raise _wrong_column(f"observation {spec.name!r}", column, f"{len(self._areas)} rows, one for each area")
+        return columns
 
     def _masks(self, infos: Mapping[str, Value], areas: NDArray[np.int64]) -> NDArray[np.bool_] | None:
         """Returns the masks of some areas; `_action_mask` says which have one, as in the infos of all vectors."""
@@ -288,4 +300,4 @@ class NativeGame(_GymnasiumBase):
 
 
 def _wrong_column(name: str, value: Value, expected: str) -> SpecError:
-    return SpecError(got=f"{shown(value)} as {name}", expected=expected, remedy="correct what step() returns")
+    return SpecError(got=f"{shown(value)} as {name}", expected=expected, remedy="correct what the environment returns")

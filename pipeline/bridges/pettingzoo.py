@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.bridges.explain import place_of, returned, shown
+from sparring.pipeline.bridges.explain import naming_code, number, place_of, returned, shown
 from sparring.pipeline.bridges.spaces import (
     Actions,
     Observations,
@@ -33,7 +33,7 @@ from sparring.pipeline.bridges.video import make_areas
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
 from sparring.pipeline.simulation.game import decisions, ends
-from sparring.pipeline.specs import BehaviorId, BehaviorSpec, SpecError
+from sparring.pipeline.specs import Array, BehaviorId, BehaviorSpec, SpecError
 
 if TYPE_CHECKING:
     from gymnasium import Space
@@ -223,7 +223,7 @@ class _PettingZooBase:
         roles: Teams,
         observe: Callable[[Space[Value]], Observations],
     ) -> None:
-        self.name = name
+        self.name, self.env = name, envs[0]
         self._areas = [_Area(number, env) for number, env in enumerate(envs)]
         self._names: list[str] = list(envs[0].possible_agents)
         self._index = {agent: index for index, agent in enumerate(self._names)}
@@ -244,6 +244,7 @@ class _PettingZooBase:
             for identity, name in self._name_of.items()
         }
 
+    @naming_code
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
         """Begins all episodes. Parameters go to the environments as reset options; area i gets seed + i."""
         self._parameters = parameters
@@ -251,6 +252,7 @@ class _PettingZooBase:
             self._begin(area, None if seed is None else seed + area.number)
         return self._reports()
 
+    @naming_code
     def step(self, actions: Mapping[str, BehaviorActions]) -> Sequence[BehaviorReport]:
         """Steps every area that got an action."""
         chosen: defaultdict[int, dict[str, Value]] = defaultdict(dict)
@@ -329,6 +331,15 @@ class _PettingZooBase:
         number = area.number * len(self._names) + self._index[agent]
         return number, area.match * len(self._areas) + area.number
 
+    def _rows(self, name: str, agents: Sequence[int], seen: Sequence[Value]) -> tuple[Array, ...]:
+        """Returns the columns of what agents observe."""
+
+        def whose(row: int) -> str:
+            area, index = divmod(agents[row], len(self._names))
+            return f" of agent {self._names[index]!r} in area {area}"
+
+        return self._readers[name].rows(seen, whose)
+
     def _reports(self) -> Sequence[BehaviorReport]:
         """Returns the rows of the frame as reports."""
         reports = []
@@ -346,7 +357,7 @@ class _PettingZooBase:
         agents, matches, seen, rewards, shared, masks, _ = zip(*rows, strict=True)
         return decisions(
             agents,
-            self._readers[name].rows(seen),
+            self._rows(name, agents, seen),
             rewards=rewards,
             groups=self._group_ids(np.array(agents)) if self._roles.groups else None,
             group_rewards=shared if self._roles.shared_reward else None,
@@ -358,7 +369,7 @@ class _PettingZooBase:
         agents, matches, seen, rewards, shared, _, interrupted = zip(*rows, strict=True)
         return ends(
             agents,
-            self._readers[name].rows(seen),
+            self._rows(name, agents, seen),
             rewards=rewards,
             interrupted=interrupted,
             group_rewards=shared if self._roles.shared_reward else None,
@@ -377,6 +388,12 @@ class ParallelGame(_PettingZooBase):
 
     def _open(self, area: _Area, begun: Value) -> None:
         observations, infos = self._by_agent("reset", begun, _RESET)
+        if observations and (absent := {*area.env.agents} - observations.keys()):
+            raise SpecError(
+                got=f"no observation of {_names(absent)} from reset()",
+                expected="one of each agent in self.agents",
+                remedy="add it, or add the agent to self.agents once it plays",
+            )
         for agent, seen in observations.items():
             self._decide(area, agent, seen, infos.get(agent, {}))
 
@@ -389,6 +406,7 @@ class ParallelGame(_PettingZooBase):
                 expected="one of each agent in self.agents, and a last one with its termination or truncation",
                 remedy="correct what step() returns",
             )
+        rewards = {agent: number(reward, area.number, agent) for agent, reward in rewards.items()}
         shared = 0.0
         if self._roles.shared_reward:
             shared = float(np.mean(list(rewards.values())))
@@ -444,6 +462,7 @@ class TurnGame(_PettingZooBase):
                 got, expected = f"agent_selection {agent!r}", f"one of self.agents {env.agents}"
                 raise SpecError(got=got, expected=expected, remedy="select one of them at the end of step()")
             seen, reward, terminated, truncated, info = env.last()
+            reward = number(reward, area.number, agent)
             if not (terminated or truncated):
                 self._decide(area, agent, seen, info, reward)
                 return

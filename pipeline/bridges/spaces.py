@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.bridges.explain import place_of, wrong_value
+from sparring.pipeline.bridges.explain import not_finite, place_of, wrong_value
 from sparring.pipeline.errors import NOTICE, SettingsError, install_command
 from sparring.pipeline.simulation.game import Game
 from sparring.pipeline.specs import ActionSpec, Array, ObservationSpec, SpecError
@@ -137,28 +137,33 @@ class Observations:
         self._leaves = tuple(_leaves(space, (), brightest, None if images is None else _names(images)))
         self.specs = tuple(leaf.spec for leaf in self._leaves)
 
-    def rows(self, items: Sequence[Value]) -> tuple[Array, ...]:
+    def rows(self, items: Sequence[Value], whose: Callable[[int], str] = lambda _: "") -> tuple[Array, ...]:
         """Returns columns [n, *shape] for each observation, from one value per agent.
+
+        Args:
+            items: the values.
+            whose: says in messages whose value that of a row is, as " of area 3".
 
         Raises:
             SpecError: a value is not one of the space; it is named.
+            NotFinite: a value is NaN or infinite.
         """
         try:
-            return tuple(leaf.read([_at(item, leaf.path) for item in items]) for leaf in self._leaves)
+            return tuple(_read(leaf, [_at(item, leaf.path) for item in items], whose) for leaf in self._leaves)
         except _UNREADABLE:
-            for item in items:
-                self._check(item, lambda value: [value])
+            for row, item in enumerate(items):
+                self._check(item, lambda value: [value], whose(row))
             raise
 
     def batch(self, items: Value) -> tuple[Array, ...]:
         """Returns the same columns from values that a vector environment has already batched. Raises as `rows`."""
         try:
-            return tuple(leaf.read(_at(items, leaf.path)) for leaf in self._leaves)
+            return tuple(_read(leaf, _at(items, leaf.path), lambda row: f" in row {row}") for leaf in self._leaves)
         except _UNREADABLE:
-            self._check(items, lambda values: values)
+            self._check(items, lambda values: values, "")
             raise
 
-    def _check(self, item: Value, rows: Callable[[Value], Value]) -> None:
+    def _check(self, item: Value, rows: Callable[[Value], Value], whose: str) -> None:
         """Raises SpecError for the first observation in `item` whose `rows` cannot be read."""
         for leaf in self._leaves:
             value, is_found = item, False
@@ -166,7 +171,7 @@ class Observations:
                 value, is_found = _at(item, leaf.path), True
                 leaf.read(rows(value))
             except _UNREADABLE as error:
-                raise wrong_value(leaf.spec.name, value, leaf.space, is_found=is_found) from error
+                raise wrong_value(leaf.spec.name, value, leaf.space, whose, is_found=is_found) from error
 
 
 def check_images(game: GameOfSpaces, images: str | None) -> GameOfSpaces:
@@ -371,6 +376,14 @@ def _one_hot(space: Space[Value], name: str, path: Path, sizes: Array, starts: A
         return values
 
     return _Leaf(ObservationSpec(name=name, shape=(total,)), path, read, space)
+
+
+def _read(leaf: _Leaf, items: Value, whose: Callable[[int], str]) -> Array:
+    values = leaf.read(items)
+    if values.dtype == np.float32 and not np.isfinite(values).all():
+        row = int(np.argmin(np.isfinite(values).reshape(len(values), -1).all(axis=1)))
+        raise not_finite(items[row], f"observation {leaf.spec.name!r}{whose(row)}")
+    return values
 
 
 def _at(value: Value, path: Path) -> Value:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import anyio
 
-from sparring.pipeline.errors import DISK_FULL, FAILED, UNUSABLE, DiskFull, SparringError, described, first_failure
+from sparring.pipeline.bridges.explain import described_with_place
+from sparring.pipeline.errors import DISK_FULL, FAILED, UNUSABLE, DiskFull, SparringError, first_failure
 from sparring.pipeline.messages.channels import ENDPOINTS
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.queues.interface import Subscription
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         known = isinstance(error, SparringError)
         logs.get().error("failed", error=str(error), exc_info=None if known else failure)
         with contextlib.suppress(OSError):  # standard error may be a file on a full disk, and must not hide the status
-            os.write(2, f"{' '.join(described(error).splitlines())}\n".encode())  # whose last line is shown
+            os.write(2, f"{described_with_place(error)}\n".encode())  # whose last line is shown
         if isinstance(error, DiskFull):
             return DISK_FULL
         return UNUSABLE if known else FAILED

@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 from typing import Final
 
-from sparring.pipeline.errors import FAILED, NOTICE, UNUSABLE, ServiceError, SparringError, described
+from sparring.pipeline.bridges.explain import described_with_place
+from sparring.pipeline.errors import FAILED, NOTICE, UNUSABLE, ServiceError, SparringError
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.events import Event
 from sparring.pipeline.monitoring.writers import RunInfo, load, settings_of
@@ -55,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     except (Exception, SystemExit) as error:
         known = isinstance(error, SparringError)
         logs.get().error("failed", error=str(error), exc_info=None if known else error)
-        _say(" ".join(described(error).splitlines()))  # the supervisor shows the last line
+        _say(described_with_place(error))  # the supervisor shows the last line
         return UNUSABLE if known else FAILED
     finally:
         logs.close()

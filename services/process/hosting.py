@@ -18,7 +18,8 @@ import anyio
 import anyio.to_thread
 import psutil
 
-from sparring.pipeline.errors import CANNOT_START, DISK_FULL, UNUSABLE, SparringError, described, first_failure
+from sparring.pipeline.bridges.explain import described_with_place
+from sparring.pipeline.errors import CANNOT_START, DISK_FULL, UNUSABLE, SparringError, first_failure
 from sparring.pipeline.monitoring import logs
 from sparring.services.process import forking
 from sparring.services.process.forking import ForkedProcess
@@ -266,7 +267,7 @@ class Task:
                 self._failure = "killed"
         except Exception as error:
             first = first_failure(error)
-            self._failure = described(first)
+            self._failure = described_with_place(first)
             self.hopeless = isinstance(first, SparringError)
             if not self.hopeless:  # the supervisor logs those of ours in one line
                 logs.get(service=self.name).error("failed", error=str(first), exc_info=first)

@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stderr.write(f"sparring simulator {args.name}: {error}\n")
         refused = isinstance(error, RemoteProtocolError) and error.code in _REFUSALS
         return UNUSABLE if refused or isinstance(error, SettingsError | SpecError) else FAILED
-    except Exception as error:  # of an environment
+    except (Exception, SystemExit) as error:  # of an environment
         sys.stderr.write(traceback_of(error))
         return FAILED
     line = {"simulator": args.name, "number": number, "steps": result.steps, "reason": result.reason}

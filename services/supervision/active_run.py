@@ -1,5 +1,6 @@
 """A run under way, as all see it that start, watch and stop its parts; a part is restarted until it fails too often."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -8,7 +9,7 @@ import anyio
 from anyio.abc import TaskGroup
 from structlog.typing import FilteringBoundLogger
 
-from sparring.pipeline.messages.channels import STEPPING_STATE, Topic
+from sparring.pipeline.messages.channels import RUN, STEPPING_STATE, Topic
 from sparring.pipeline.monitoring.summary import Status
 from sparring.pipeline.queues.interface import Subscription
 from sparring.pipeline.settings.model import PipelineSettings
@@ -21,6 +22,11 @@ _NEWS_S: Final = 0.5
 """Within this time the supervisor hears of a simulator's last step."""
 _SHOWN_LINES: Final = 12
 """Lines of a failed process's output on the console: the end of a traceback."""
+_ALIKE: Final = 3
+"""A part that has failed so often in the same way, without a trained step in between, ends the run."""
+_PLACE: Final = re.compile(r"[^\s(]+:\d+\)$|File \".+\", line \d+", re.MULTILINE)
+"""A file and line in an error, or in the traceback before it."""
+_CORRECT: Final = "; correct it there, and continue with --resume"
 
 
 @dataclass
@@ -35,6 +41,8 @@ class Part:
         started_at: when it began.
         cpu_s: CPU time that it had been given by `given_at`, while it started.
         failures: times of its failures within the period.
+        way: how it failed last: its error with file and line, and what was trained by then; empty for no such error.
+        alike: how often it has failed in this way, one time after the other.
         stopping: it is being ended, so that its end is no failure.
         failure: what went wrong while it was being ended; "" for nothing.
         died: an incarnation failed, or ended without a request, while the run ended.
@@ -51,6 +59,8 @@ class Part:
     cpu_s: float = 0.0
     given_at: float = 0.0
     failures: list[float] = field(default_factory=list)
+    way: tuple[object, ...] = ()
+    alike: int = 0
     stopping: bool = False
     failure: str = ""
     died: bool = False
@@ -188,7 +198,7 @@ class ActiveRun:
         error = failure or "ended without a request to stop"
         now = self.clock()
         part.failures = [at for at in part.failures if now - at <= limits.period_s] + [now]
-        count, why = len(part.failures), ""
+        count, why, remedy = len(part.failures), "", ""
         if hosted.hopeless:
             why = "failed"
         elif count > limits.budget:
@@ -197,17 +207,35 @@ class ActiveRun:
             why = f"failed {part.starts} times"
         elif await self._never_worked(part, hosted):
             why = "failed before its first step"
+        elif min(self._count_alike(part, hosted, error), count) >= _ALIKE:
+            why, remedy = f"failed {_ALIKE} times in the same way, without a trained step in between", _CORRECT
         known = part.reported or bool(why)  # an incident has one line on the console
         wait_s = min(usual.backoff_max_s, usual.backoff_s * 2 ** (count - 1))
         further = {} if why else {"restart_in_s": wait_s, "most_failures": limits.budget}
         (self.log.info if known else self.log.warning)("failed", part=part.name, error=error, failures=count, **further)
         if why:
             part.died = True
-            self.fail(f"{part.name} {why}: {error}{_explanation(hosted)}")
+            self.fail(f"{part.name} {why}: {error}{remedy}{_explanation(part, hosted)}")
             return False
         with anyio.move_on_after(wait_s):
             await self.over.wait()
         return self.is_wanted(part)
+
+    def _count_alike(self, part: Part, hosted: HostedService, error: str) -> int:
+        """Returns how often a part has failed as it does now: with the same error of the same file and line.
+
+        A restart would most likely repeat that. It is 0 for a signal, and without file and line: what was killed, or
+        has lost another process, may well work next time. A trained step is progress; so may a restart of stepping be.
+        """
+        run = self.topology.run
+        output = hosted.last_lines(_SHOWN_LINES) if isinstance(hosted, Process) else ""
+        places = _PLACE.findall(f"{error}\n{output}")
+        state = self.latest("coordination", RUN)
+        trained = sum(one.trained for one in state.step_counts.values()) if state is not None else 0
+        others = [self.parts[name].starts for name in run.stepping if name in self.parts and name != part.name]
+        way = (error, *places, trained, *others) if places and not error.startswith("signal") else ()
+        part.way, part.alike = way, 0 if not way or run.playing else part.alike + 1 if way == part.way else 1
+        return part.alike
 
     async def _never_worked(self, part: Part, hosted: HostedService) -> bool:
         """Returns whether the first incarnation of a simulator has ended with an error before its first step.
@@ -229,9 +257,10 @@ class ActiveRun:
         return not any(state is not None and number in state.stepped for state in states)
 
 
-def _explanation(hosted: HostedService) -> str:
+def _explanation(part: Part, hosted: HostedService) -> str:
     """Returns the end of the output of a process, and where the whole is; "" for a task, whose log has all."""
     if not isinstance(hosted, Process):
         return ""
     lines = hosted.last_lines(_SHOWN_LINES)
-    return f"; all that it wrote is in {hosted.errors}" + (f", at the end:\n{lines}" if "\n" in lines else "")
+    log = "" if isinstance(part.plan, SimulatorPlan) else f" and {part.name}.jsonl"
+    return f"; all that it wrote is in {hosted.errors}{log}" + (f", at the end:\n{lines}" if "\n" in lines else "")

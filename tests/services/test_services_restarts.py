@@ -18,8 +18,11 @@ class FailingProcess:
 
     pid, hopeless = None, False
 
+    def __init__(self, failure: str = "signal SIGKILL") -> None:
+        self._failure = failure
+
     async def wait(self) -> str:
-        return "signal SIGKILL"
+        return self._failure
 
     def stop(self) -> None: ...
 
@@ -55,6 +58,51 @@ async def test_part_that_fails_too_often_ends_with_the_steps_it_held(tmp_path: P
     assert (active.status, active.error) == ("failed", "assembly failed 3 times in 600 s: signal SIGKILL")
     assert active.parts["assembly"].died
     assert log.shown == ["failed", "failed", "run_failed"], "one line for each incident"
+
+
+PLACE = "exit status 1: KeyError: 'speed' (/own/game.py:33)"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("failures", "trained", "starts", "why"),
+    [
+        ([PLACE], [0], 3, "failed 3 times in the same way, without a trained step in between"),
+        (["exit status 1: KeyError: 'speed' (/own/a game.py:33)"], [8], 3, "failed 3 times in the same way"),
+        ([PLACE, "exit status 2: KeyError: 'speed' (/own/game.py:33)"], [0], 6, "failed 6 times in 600 s"),
+        ([PLACE, "exit status 1: KeyError: 'speed' (/own/game.py:34)"], [0], 6, "failed 6 times in 600 s"),
+        ([PLACE], [0, 64, 128, 192, 256, 320], 6, "failed 6 times in 600 s"),
+        (["exit status 1: KeyError: 'speed'"], [0], 6, "failed 6 times in 600 s"),
+        (["signal SIGKILL: KeyError: 'speed' (/own/game.py:33)"], [0], 6, "failed 6 times in 600 s"),
+    ],
+    ids=["alike", "after training", "status", "line", "progress", "no line", "signal"],
+)
+async def test_failure_that_repeats_itself_without_a_trained_step_ends_the_run(
+    tmp_path: Path, failures: list[str], trained: list[int], starts: int, why: str
+) -> None:
+    """The error in the code of a user, to which restarts make no difference."""
+    settings = parse_settings("behaviors: {Ball: {}}\npipeline: {restarts: {budget: 5}}\n", "test").settings
+    topology = build(settings, run_id="test", directory=tmp_path, seed=1)
+    part, count = topology.services[0].name, 0
+
+    async def start(*_: object, **__: object) -> FailingProcess:
+        nonlocal count
+        count += 1
+        return FailingProcess(failures[(count - 1) % len(failures)])
+
+    def latest(_: object) -> SimpleNamespace:
+        steps = trained[(count - 1) % len(trained)]
+        return SimpleNamespace(step_counts={"Ball": SimpleNamespace(trained=steps)})
+
+    active = ActiveRun(SimpleNamespace(topology=topology, start=start), anyio.current_time, Log(), "s")  # type: ignore[arg-type]
+    active.topics["coordination"] = SimpleNamespace(latest=latest)  # type: ignore[assignment]
+    async with anyio.create_task_group() as tasks:
+        active.keep(tasks, topology.services[0])
+        await active.parts[part].ended.wait()
+    assert active.error is not None
+    assert active.error.startswith(f"{part} {why}")
+    assert count == starts
+    assert ("correct it there, and continue with --resume" in active.error) == ("same way" in why)
 
 
 @pytest.mark.anyio

@@ -70,6 +70,30 @@ def test_the_seed_determines_the_reports(trainer: Trainer) -> None:
     assert first == second
 
 
+def test_environment_that_ends_the_process_is_a_failure_with_its_line(
+    trainer: Trainer, capsys: Any, monkeypatch: Any
+) -> None:
+    """Even with the statuses of success, and of what a restart cannot repair."""
+
+    def step(*_: object) -> Any:
+        sys.exit(status)
+
+    monkeypatch.setattr(Goal, "step", step)
+    for status in (None, 0, 3):
+        assert main(["simulator", "goal", "--connect", trainer.play(greet_and_act)]) == 1
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert (
+            last
+            == f"SystemExit{'' if status is None else f': {status}'} ({__file__}:{step.__code__.co_firstlineno + 1})"
+        )
+
+
+def greet_and_act(trainer: Trainer) -> None:
+    peer = trainer.accept()
+    hello = peer.greet(Reset())
+    peer.send(act_for(peer.receive(Step), hello))
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "expected"),
     [

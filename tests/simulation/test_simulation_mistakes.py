@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from pettingzoo import AECEnv, ParallelEnv
 
-from sparring.pipeline.bridges.explain import traceback_of
+from sparring.pipeline.bridges.explain import NotFinite, traceback_of
 from sparring.pipeline.bridges.gymnasium import GymnasiumGame, NativeGame, make_gymnasium
 from sparring.pipeline.bridges.pettingzoo import make_pettingzoo
 from sparring.pipeline.bridges.spaces import Observations, forbidden_choices, read_wrappers
@@ -88,7 +88,12 @@ def test_what_a_gymnasium_environment_returns_is_checked() -> None:
             (ZERO, 0.0, False, {}),
             r"got a tuple of 4 \(ndarray, float, bool, dict\) from step\(\); expected a tuple of 5",
         ),
-        ((ZERO, "good", False, False, {}), r"got 'good' \(str\) as reward; expected a number"),
+        ((ZERO, "good", False, False, {}), r"got 'good' \(str\) as reward of area 0; expected a number"),
+        ((ZERO, None, False, False, {}), r"got None \(NoneType\) as reward of area 0; expected a number"),
+        (
+            (np.zeros(2), 0.0, False, False, {}),
+            r"as observation 'observation' of area 0; .* its observation_space \(step",
+        ),
     ):
         game = GymnasiumGame("a", [Returns((ZERO, {}), stepped)])
         game.reset({}, 0)
@@ -96,20 +101,42 @@ def test_what_a_gymnasium_environment_returns_is_checked() -> None:
             game.step(chosen("a?team=0", 0))
 
 
+NAN = np.full(1, np.nan, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("stepped", "got"),
+    [
+        ((ZERO, float("nan"), False, False, {}), r"nan \(float\) as reward of area 0"),
+        ((ZERO, np.float64(np.inf), False, False, {}), r"inf \(float64\) as reward of area 0"),
+        ((NAN, 0.0, False, False, {}), r"an array \(1,\) of float32 with 1 that are NaN or infinite as observation"),
+        ((NAN, 0.0, True, False, {}), "as observation 'observation' of area 0"),
+    ],
+)
+def test_number_that_is_not_finite_is_no_mistake_for_ever_and_is_named_with_the_code(stepped: Any, got: str) -> None:
+    """It may not come again, so the simulator that has sent it is restarted: the error is none of the spec."""
+    game = GymnasiumGame("a", [Returns((ZERO, {}), stepped)])
+    game.reset({}, 0)
+    line = Returns.step.__code__.co_firstlineno
+    with pytest.raises(NotFinite, match=rf"{got}.*divides by zero.* \(step\(\) of Returns, {__file__}:{line}\)$"):
+        game.step(chosen("a?team=0", 0))
+
+
 class ReturnsMany(VectorEnv[Any, Any, Any]):
-    """Returns rewards, ends and infos that it is given, for two areas."""
+    """Returns rewards, ends, infos and observations that it is given, for two areas."""
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
     num_envs, single_observation_space, single_action_space = 2, spaces.Box(0, 1, (1,)), spaces.Discrete(3)
 
-    def __init__(self, reward: Any, terminated: Any, info: Any) -> None:
+    def __init__(self, reward: Any, terminated: Any, info: Any, seen: Any = ((0.0,), (0.0,))) -> None:
         self.returned = reward, terminated, np.zeros(2, bool), info
+        self.seen = np.array(seen)
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        return np.zeros((2, 1)), self.returned[-1]
+        return self.seen, self.returned[-1]
 
     def step(self, actions: Any) -> Any:
-        return np.zeros((2, 1)), *self.returned
+        return self.seen, *self.returned
 
 
 NO, BOTH = np.zeros(2, bool), np.zeros(2)
@@ -119,11 +146,18 @@ def test_what_a_vectorized_environment_returns_is_checked() -> None:
     for returned, explained in (
         ((0.5, NO, {}), r"got 0.5 \(float\) as reward; expected an array \(2,\), an entry for each area"),
         ((BOTH, np.True_, {}), "as terminated; expected an array"),
+        ((np.array([0.0, np.nan]), NO, {}), r"nan \(float32\) as reward of area 1; expected finite numbers"),
     ):
         game = NativeGame("a", ReturnsMany(*returned))
         game.reset({}, 0)
-        with pytest.raises(SpecError, match=explained):
+        with pytest.raises((SpecError, NotFinite), match=explained):
             game.step(chosen("a?team=0", 0, 1))
+    with pytest.raises(
+        SpecError, match=r"got an array \(3, 1\).* as observation 'observation'; expected 2 rows, one for"
+    ):
+        NativeGame("a", ReturnsMany(BOTH, NO, {}, [[0.0]] * 3)).reset({}, 0)
+    with pytest.raises(NotFinite, match="as observation 'observation' in row 1"):
+        NativeGame("a", ReturnsMany(BOTH, NO, {}, [[0.0], [np.inf]])).reset({}, 0)
     with pytest.raises(SpecError, match=r"as info\['action_mask'\]; expected 2 masks"):
         NativeGame("a", ReturnsMany(BOTH, NO, {"action_mask": np.ones(3)})).reset({}, 0)
 
@@ -239,6 +273,15 @@ def _none_ends(env: Pair, *parts: Any) -> Any:
         (
             lambda env, *parts: ({"a": ZERO}, *parts[1:]) if parts[2:] else parts,
             "got no observation of b, which has not",
+        ),
+        (lambda env, *parts: parts if parts[2:] else ({"a": ZERO}, {}), r"got no observation of b from reset\(\)"),
+        (
+            lambda env, *parts: (parts[0], {"a": 0.0, "b": None}, *parts[2:]) if parts[2:] else parts,
+            r"got None \(NoneType\) as reward of agent 'b' in area 0; expected a number; .* \(step\(\) of Pair, ",
+        ),
+        (
+            lambda env, *parts: ({"a": ZERO, "b": np.zeros(2)}, *parts[1:]),
+            r"observation 'observation' of agent 'b' in area 0; .* \(reset\(\) of Pair, ",
         ),
         (_none_ends, "got an episode that is over, because self.agents is empty, without an end of a, b"),
     ],
