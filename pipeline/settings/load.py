@@ -8,7 +8,7 @@ from typing import Final
 
 from sparring.pipeline.errors import SettingsError, did_you_mean
 from sparring.pipeline.files import Json
-from sparring.pipeline.settings.conflicts import ignored
+from sparring.pipeline.settings.conflicts import Conflict, ignored
 from sparring.pipeline.settings.document import (
     DEEPEST,
     MOST_BYTES,
@@ -45,10 +45,16 @@ class LoadedSettings:
     Attributes:
         settings: the settings in force.
         notices: old names that were accepted and keys that are ignored, each with its line.
+        root: the document.
     """
 
     settings: Settings
-    notices: tuple[str, ...] = ()
+    notices: tuple[str, ...]
+    root: Entry
+
+    def problem(self, path: Path, text: str) -> Problem:
+        """Returns a problem with what is at a path, at the deepest place along it that is written."""
+        return located(self.root, Conflict((path, *(path[:end] for end in range(len(path) - 1, 0, -1))), text))
 
 
 def read(
@@ -72,7 +78,7 @@ def read(
     folder, pipeline = FilePath(path).absolute().parent, loaded.settings.pipeline
     python_path = tuple(dict.fromkeys(str(folder / one) for one in (".", *pipeline.python_path)))
     pipeline = pipeline.model_copy(update={"python_path": python_path})
-    return LoadedSettings(settings=loaded.settings.model_copy(update={"pipeline": pipeline}), notices=loaded.notices)
+    return replace(loaded, settings=loaded.settings.model_copy(update={"pipeline": pipeline}))
 
 
 def parse_settings(
@@ -107,7 +113,7 @@ def parse_settings(
     if settings is None or problems:
         raise refuse(file, problems)
     notices += [located(root, conflict) for conflict in ignored(settings)]
-    return LoadedSettings(settings=settings, notices=tuple(dict.fromkeys(map(str, notices))))
+    return LoadedSettings(settings=settings, notices=tuple(dict.fromkeys(map(str, notices))), root=root)
 
 
 def read_text(path: FilePath) -> str:

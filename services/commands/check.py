@@ -21,7 +21,6 @@ from sparring.services.commands import tryout
 from sparring.services.commands.runs import add_config, add_insecure, add_ray, connect, not_on_a_cluster
 from sparring.services.process.encryption import exposed, keys_missing, keys_unusable, long_paths, unprotected
 
-_MISSING = ("not found: ", "not usable: ")
 _MODES = {
     "overlap": "one buffer is collected while the last one trains",
     "lockstep": "collecting and training take turns; the same seed gives the same weights",
@@ -55,10 +54,10 @@ def run(args: argparse.Namespace) -> int:
         return FAILED
     if args.ray is not None:
         return _check_cluster(args, settings)
-    described = [*tryout.described(args.config, settings)]
+    described = [*tryout.described(args.config, loaded, args.assigned)]
     lines = [*summary(settings, insecure=args.insecure), *(f"notice: {notice}" for notice in loaded.notices)]
-    missing = any(line.startswith((*_MISSING, tryout.REFUSED)) for line in [*lines, *described])
-    verdict = "valid, but it cannot run here" if missing else "valid"
+    missing = any(line.startswith(("not found: ", tryout.REFUSED)) for line in [*lines, *described])
+    verdict = "it cannot run here" if missing else "valid"
     sys.stdout.write("\n".join([f"{args.config}: {verdict}", *lines, *described]) + "\n")
     return FAILED if missing else 0
 
@@ -94,7 +93,7 @@ def summary(settings: Settings, *, insecure: bool = False) -> Iterator[str]:
     for line in (*not_here(settings), *unreadable(settings), *missing_players(settings), *keys_missing(settings)):
         yield f"not found: {line}"
     if refused := no_device(settings):
-        yield f"not usable: {refused}"
+        yield f"{tryout.REFUSED}{refused}"
     for line in without_effect(settings):
         yield f"without effect: {line}"
     for line in unprotected(settings, insecure=insecure):

@@ -1,16 +1,21 @@
 """`sparring try ENV`: shows what a simulator's behaviors observe and do, and plays random steps with it."""
 
 import argparse
+import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
-from sparring.pipeline.bridges.explain import traceback_of
+from sparring.pipeline.bridges.explain import last_place, place_of, traceback_of
 from sparring.pipeline.bridges.spaces import Option
 from sparring.pipeline.compliance.steps import StepWatch
 from sparring.pipeline.compliance.trial import random_actions
@@ -18,15 +23,19 @@ from sparring.pipeline.errors import FAILED, NOTICE, SettingsError, SparringErro
 from sparring.pipeline.games.registry import make, names, parse_options
 from sparring.pipeline.messages.simulator import BehaviorReport, Step
 from sparring.pipeline.settings import Settings, read
+from sparring.pipeline.settings.document import Problem
+from sparring.pipeline.settings.load import LoadedSettings
 from sparring.pipeline.simulation.game import Game
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec
 from sparring.pipeline.stepping.limits import check_behaviors, check_network, unknown_behavior
 from sparring.pipeline.stepping.validation import describe_report
 from sparring.services.commands.runs import add_assigned
 
-REFUSED = "not usable: simulators: "
-"""Beginning of a line about a simulator that cannot be made."""
+REFUSED = "not usable: "
+"""Beginning of a line about a simulator that cannot be used."""
 _TRIAL_S = 60.0
+_LOOK_S = 0.1
+"""A call that takes too long is noticed within this time."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--areas", type=int, default=1, metavar="N", help="copies of the environment (1)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of environment and actions (0)")
     parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="of the simulator; repeat")
+    parser.add_argument(
+        "--timeout", type=float, default=60.0, metavar="S", help="how long the environment may take for a call (60)"
+    )
     add_assigned(parser)
     parser.add_argument("--simulator", type=int, metavar="N", help="of a configuration only this one, counted from 0")
     parser.add_argument(
@@ -73,18 +85,23 @@ def run(args: argparse.Namespace) -> int:
             name = "pettingzoo" if re.fullmatch(r"[A-Za-z_][\w.]*", args.env) else "gymnasium"
             texts = [f"env_id={args.env}", *texts]
         named = [Trial(name, args.areas, parse_options(name, texts), args.seed)]
-    return max([_try(one, args.steps) for one in named])
+    return max([_try(one, args.steps, args.timeout) for one in named])
 
 
-def _try(trial: "Trial", steps: int) -> int:
+def _try(trial: "Trial", steps: int, limit_s: float) -> int:
     """Tries one simulator, and prints what it is like; returns the exit status."""
+    trial.calls("while it was made")
+    threading.Thread(target=_end_where_it_hangs, args=(trial, limit_s, threading.get_ident()), daemon=True).start()
     try:
         for line in trial.play(steps):
             sys.stdout.write(f"{line}\n")
             sys.stdout.flush()
     except (SparringError, BrokenPipeError):  # what has read the output has ended
         raise
-    except Exception as error:  # of the environment, which is its author's: its traceback is what helps
+    except KeyboardInterrupt as stopped:
+        sys.stderr.write(f"sparring try: {trial.name} was stopped {trial.moment}{place_of(stopped)}\n")
+        return 128 + signal.SIGINT
+    except (Exception, SystemExit) as error:  # of the environment, its author's: its traceback is what helps
         sys.stderr.write(f"{traceback_of(error)}sparring try: {trial.name} failed {trial.moment}\n")
         return FAILED
     finally:
@@ -92,6 +109,19 @@ def _try(trial: "Trial", steps: int) -> int:
     for rule, finding in trial.watch.findings.items():
         sys.stderr.write(f"{finding.status} {rule}: got {finding.got}; expected {finding.expected}; {finding.remedy}\n")
     return FAILED if any(one.status == "FAIL" for one in trial.watch.findings.values()) else 0
+
+
+def _end_where_it_hangs(trial: "Trial", limit_s: float, thread: int) -> None:
+    """Ends this process once a call of the simulator, in the thread of this number, takes too long."""
+    while trial.call_s < limit_s:
+        if trial.closed.wait(_LOOK_S):
+            return
+    place = last_place(traceback.extract_stack(sys._current_frames()[thread]))  # noqa: SLF001 (of CPython and PyPy)
+    got = f"no answer within {limit_s:g} s from {trial.name} {trial.moment}{place}"
+    remedy = "correct the environment, or give it longer with --timeout"
+    sys.stderr.write(f"sparring try: got {got}; expected it to return; {remedy}\n")
+    sys.stderr.flush()
+    os._exit(FAILED)
 
 
 class Trial:
@@ -107,6 +137,7 @@ class Trial:
     Attributes:
         name: of the simulator, for messages.
         watch: checks what it reports.
+        closed: set at its end.
     """
 
     def __init__(
@@ -114,6 +145,8 @@ class Trial:
     ) -> None:
         self._made_from, self._seed, self._settings = (name, areas, options), seed, settings
         self._game: Game | None = None
+        self._called = ("", time.monotonic())
+        self.closed = threading.Event()
         self._returns: defaultdict[tuple[str, int], float] = defaultdict(float)
         self._ended: list[float] = []
         self._ranges: dict[str, tuple[float, float]] = {}
@@ -129,6 +162,7 @@ class Trial:
         """
         (name, areas, options), random = self._made_from, np.random.default_rng(self._seed)
         game = self._game = make(name, areas, **options)
+        self.calls("at its reset()")
         reports = game.reset({}, self._seed)
         specs = dict(game.behaviors())
         if self._settings is not None:
@@ -139,7 +173,7 @@ class Trial:
         if silent := sorted(specs.keys() - {report.behavior for report in reports}):
             yield f"  {', '.join(silent)}: no agent at first"
         began, decided = time.perf_counter(), 0
-        for _ in range(steps):
+        for number in range(1, steps + 1):
             if not self._follow(reports):
                 return
             specs = dict(game.behaviors())
@@ -150,21 +184,31 @@ class Trial:
                 if one.decisions is not None
             }
             decided += sum(len(one.agents) for one in actions.values())
+            self.calls(f"at step {number}, in step()")
             reports = game.step(actions)
         if steps and self._follow(reports):
             yield from self._summary(steps, decided, time.perf_counter() - began)
 
+    def calls(self, moment: str) -> None:
+        """Notes that a call of the simulator begins; `moment` says which, for messages."""
+        self._called = moment, time.monotonic()
+
     @property
     def moment(self) -> str:
         """How far it has come, for messages."""
-        if self._game is None:
-            return "while it was made"
-        return f"at step {self.watch.steps}" if self.watch.steps else "at its reset"
+        return self._called[0]
+
+    @property
+    def call_s(self) -> float:
+        """How long ago the present call of the simulator began, or the last one."""
+        return time.monotonic() - self._called[1]
 
     def close(self) -> None:
         """Closes the simulator."""
+        self.calls("in close()")
         if self._game is not None:
             self._game.close()
+        self.closed.set()
 
     def _follow(self, reports: Sequence[BehaviorReport]) -> bool:
         """Checks and counts what was reported; returns False where a run would reject it."""
@@ -207,26 +251,45 @@ def _check_specs(specs: Mapping[str, BehaviorSpec], settings: Settings) -> None:
         check_network(name, spec, behavior.network_settings)
 
 
-def described(config: str, settings: Settings) -> Iterator[str]:
+def described(config: Path, loaded: LoadedSettings, assigned: Sequence[str] = ()) -> Iterator[str]:
     """Yields what the simulators that a configuration starts here are like, line by line, or why it cannot use them.
 
     An environment is code of others, so it is made in a process of its own; a game of another engine is not started.
+
+    Args:
+        config: the file.
+        loaded: its content.
+        assigned: what the command line says instead, which is in `loaded` already.
     """
-    for number, simulator in enumerate(settings.launched):
+    for number, simulator in enumerate(loaded.settings.launched):
         if simulator.name in (None, "unity", "godot"):
             continue
-        command = [sys.executable, "-P", "-m", "sparring", "try", config, "--simulator", str(number), "--steps", "0"]
+        command = [sys.executable, "-P", "-m", "sparring", "try", str(config), "--simulator", str(number)]
+        command += ["--steps", "0", *(word for one in assigned for word in ("--set", one))]
         try:
             done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_TRIAL_S
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=2 * _TRIAL_S,  # after that of the command itself
             )
         except subprocess.TimeoutExpired:
-            yield f"{REFUSED}{simulator.name}: no answer within {_TRIAL_S:g} s"
+            yield f"{REFUSED}{loaded.problem(('simulators', number), f'no answer within {2 * _TRIAL_S:g} s')}"
             continue
         lines = done.stderr.strip().splitlines()
         if done.returncode:
-            told = lines[-2:] if lines and lines[-1].startswith("sparring try:") else lines[-1:]
-            yield REFUSED + " | ".join([str(simulator.name), *told])
+            yield f"{REFUSED}{_refusal(loaded, number, lines)}"
         else:
             yield from (f"warning: {line.removeprefix(NOTICE)}" for line in lines if line.startswith(NOTICE))
             yield from done.stdout.splitlines()
+
+
+def _refusal(loaded: LoadedSettings, number: int, lines: Sequence[str]) -> Problem:
+    """Returns why a simulator cannot be used, as its last lines say, at the option that they name."""
+    last = [line.removeprefix("sparring try: ").removeprefix("sparring: ") for line in lines[-2:]] or ["it ended"]
+    text = ": ".join(last[::-1]) if lines and lines[-1].startswith("sparring try:") else last[-1]
+    options = loaded.settings.launched[number].options
+    named = [key for key in options if re.search(rf"\b{re.escape(key)}\b", text)]
+    return loaded.problem(("simulators", number, "options", *(named or ["env_id"])[:1]), text)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sparring.pipeline.settings import parse_settings
+from sparring.services.commands import tryout
 from sparring.services.main import main
 
 EXAMPLES = Path(__file__).parent.parent.parent / "docs" / "examples"
@@ -39,9 +41,10 @@ gymnasium.register("Board-v0", Board)
 """
 
 
-def environment(folder: Path, name: str, fails: int = 0) -> None:
+def environment(folder: Path, name: str, fails: int = 0, how: str = "return np.module()") -> None:
     """Writes a module that registers an environment, which fails at a step."""
-    (folder / f"{name}.py").write_text(BOARD.replace("FAILS", str(fails)).replace("Board-v0", f"{name}-v0"))
+    text = BOARD.replace("FAILS", str(fails)).replace("return np.module()", how)
+    (folder / f"{name}.py").write_text(text.replace("Board-v0", f"{name}-v0"))
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +98,39 @@ def test_failure_of_an_environment_is_shown_with_file_and_line(
     assert "tryout.py" not in err
 
 
+def test_environment_that_ends_the_process_is_shown_with_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment(tmp_path, "board_e", fails=2, how="raise SystemExit(3)")
+    assert main(["try", "board_e:board_e-v0", "--python-path", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.splitlines()[-2:] == [
+        f"SystemExit: 3 ({tmp_path / 'board_e.py'}:19)",
+        "sparring try: board_e:board_e-v0 failed at step 2, in step()",
+    ]
+
+
+def test_call_that_does_not_return_is_named_with_the_line_where_it_hangs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(tryout.os, "_exit", ended.append)
+    trial, hangs, released = tryout.Trial("goal", 1, {}, 0), threading.Event(), threading.Event()
+    work = lambda: (hangs.set(), released.wait())  # noqa: E731 (its line is that of the call)
+    line = work.__code__.co_firstlineno
+    thread = threading.Thread(target=work)
+    thread.start()
+    hangs.wait()
+    trial.calls("at step 7, in step()")
+    tryout._end_where_it_hangs(trial, 0.0, thread.ident or 0)
+    released.set()
+    thread.join()
+    assert ended == [1]
+    assert f"got no answer within 0 s from goal at step 7, in step() ({__file__}:{line}); " in capsys.readouterr().err
+    trial.close()
+    tryout._end_where_it_hangs(trial, 60.0, 0)
+    assert ended == [1], "a trial that has ended hangs no more"
+
+
 def test_syntax_error_of_an_environment_is_shown_without_frames(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,7 +154,9 @@ def test_check_shows_what_is_read_and_refuses_what_cannot_be_made(
     file = tmp_path / "board.yaml"
     file.write_text((CONFIGURATION % ", images: observation").replace("max_steps: 100", MATCH3))
     assert main(["check", str(file)]) == 1
-    assert "not usable: simulators: gymnasium | " in (out := capsys.readouterr().out)
+    out = capsys.readouterr().out
+    assert out.startswith(f"{file}: it cannot run here\n")
+    assert f"not usable: {file}:3: simulators[0].options.env_id: got environment" in out
     assert "No module named 'board_c'" in out
     environment(tmp_path, "board_c")
     assert main(["check", str(file)]) == 0
@@ -133,7 +171,13 @@ def test_check_shows_what_is_read_and_refuses_what_cannot_be_made(
         assert explained in capsys.readouterr().err
     file.write_text((CONFIGURATION % "").replace("{board_c:", "{broad_c:"))
     assert main(["check", str(file)]) == 1
-    assert "not usable: simulators: gymnasium | sparring: got behavior 'board_c?team=0'" in capsys.readouterr().out
+    assert (
+        f"not usable: {file}:3: simulators[0].options.env_id: got behavior 'board_c?team=0'" in capsys.readouterr().out
+    )
+    assert main(["check", str(file), "--set", "simulators[0].options.images=cam"]) == 1
+    assert (
+        "not usable: command line: simulators[0].options.images: got images 'cam'; expected" in capsys.readouterr().out
+    )
     file.write_text(CONFIGURATION % "")
     assert main(["check", str(file)]) == 0
     assert "warning: observation 'observation', a box of (6, 7, 2) int8, is read" in capsys.readouterr().out

@@ -31,7 +31,7 @@ pipeline: {mode: lockstep}
     )
     assert sparring(["check", path]) == 1
     assert capsys.readouterr().out.splitlines() == [
-        f"{path}: valid, but it cannot run here",
+        f"{path}: it cannot run here",
         "mode: lockstep: collecting and training take turns; the same seed gives the same weights",
         "behavior Goal: ppo, 3,000 steps, updates of 64 steps in 3 x minibatches of 16, at most 64 in flight",
         "simulator: 2 x goal with 3 areas, discrete True",
