@@ -2,9 +2,9 @@
 
 One rule bounds how old the data can be (`docs/decisions/0003-freshness.md`):
 
-    in flight = open + (allowed and not yet produced) <= (1 + overlap) x buffer_size
+    in flight = open + (allowed and not yet produced) <= (1 + overlap) x update_steps
 
-and one rule keeps the learner from starving: once `buffer_size` steps have been produced that no update has used or is
+and one rule keeps the learner from starving: once `update_steps` steps have been produced that no update has used or is
 using, everything open is flushed. While an update runs, the budget is used up at that time: no further step can arrive
 before the update ends, so an early flush changes no segment and delivers the data before the learner is idle.
 
@@ -30,7 +30,7 @@ from sparring.pipeline.messages.incarnations import is_restart, precedes, servic
 LAST_EPISODES: Final = 100
 _NO_LEARNER: Final = records.LearnerState(behavior="", start="", version=0, updates=0, trained=0)
 _SETTINGS: Final = (
-    *("buffer_size", "overlap", "processes", "max_steps"),
+    *("least_update_steps", "overlap", "processes", "max_steps"),
     *("added", "most_agents", "budget", "agent_steps"),
 )
 
@@ -110,7 +110,7 @@ class StepLedger:
     """Counts the steps of one behavior and shares out its budget; it is saved as it is.
 
     Args:
-        buffer_size: least steps of an update.
+        least_update_steps: an update waits for so many: `update_steps` of the trainer, the `buffer_size` of most.
         overlap: 1 lets one buffer be collected while another is trained, 0 is lockstep.
         processes: stepping processes that share the budget.
         max_steps: where the learner ends.
@@ -130,7 +130,7 @@ class StepLedger:
         episodes: that have ended.
     """
 
-    buffer_size: int
+    least_update_steps: int
     overlap: int
     processes: int = 1
     max_steps: int = 2**62
@@ -151,8 +151,8 @@ class StepLedger:
 
     @property
     def update_steps(self) -> int:
-        """Steps of an update."""
-        return max(self.buffer_size, self.agent_steps * self.agents)
+        """Steps that an update waits for, with the agents of now."""
+        return max(self.least_update_steps, self.agent_steps * self.agents)
 
     @property
     def limit(self) -> int:

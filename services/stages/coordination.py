@@ -188,7 +188,7 @@ class Coordination:
         if name in self._warned or steps >= min(_FEW_STEPS, horizon) or not agents:
             return
         self._warned.add(name)
-        cause = f"{agents} agents share a buffer of {ledger.buffer_size}: about {steps:.2g} steps of each"
+        cause = f"{agents} agents share a buffer of {ledger.least_update_steps}: about {steps:.2g} steps of each"
         remedy = f"raise buffer_size (to {agents * horizon} for whole segments), or lower the number of agents"
         self._context.log.warning("short_segments", behavior=name, cause=cause, remedy=remedy, notice=True)
 
@@ -284,7 +284,7 @@ def add_behaviors(coordinator: Coordinator, context: Context, names: Iterable[st
     for name in names:
         behavior = run.behavior(name)
         coordinator.ledgers[name] = StepLedger(
-            buffer_size=behavior.hyperparameters.update_steps,
+            least_update_steps=behavior.hyperparameters.update_steps,
             budget=run.settings.step_budget(behavior),
             agent_steps=run.settings.agent_steps(behavior),
             overlap=run.settings.overlap,

@@ -225,7 +225,7 @@ class Stages:
         self.saved = self.coordinator.saved(), self.basis
 
     def _new_coordinator(self) -> Coordinator:
-        ledger = StepLedger(buffer_size=self.buffer_size, overlap=self.overlap, processes=self.processes)
+        ledger = StepLedger(least_update_steps=self.buffer_size, overlap=self.overlap, processes=self.processes)
         coordinator = Coordinator("coordination.5f3a-1")
         coordinator.ledgers["B"] = ledger
         return coordinator

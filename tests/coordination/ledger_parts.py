@@ -27,7 +27,7 @@ def through_json(state: T) -> T:
 
 
 def new_ledger(buffer_size: int = 100, overlap: int = 1, processes: int = 1) -> StepLedger:
-    return StepLedger(buffer_size=buffer_size, overlap=overlap, processes=processes)
+    return StepLedger(least_update_steps=buffer_size, overlap=overlap, processes=processes)
 
 
 def produced(steps: int, serial: int = 0, allowance: int = 0, agents: int = 4, *, ghosts: int = 0) -> ProducedSteps:

@@ -114,7 +114,7 @@ def test_a_restarted_coordination_counts_ghost_steps_once(pipeline: PlayingPipel
 
 def test_ghost_steps_free_as_many_steps_of_the_budget() -> None:
     """The allowance advances by the played steps."""
-    ledger = StepLedger(buffer_size=10, overlap=0)
+    ledger = StepLedger(least_update_steps=10, overlap=0)
     ledger.on_produced(FIRST, produced(0, 0, 0, 2))
     allowances = []
     for played in range(0, 60, 10):
@@ -128,10 +128,10 @@ def test_ghost_steps_free_as_many_steps_of_the_budget() -> None:
 
 def test_ghost_steps_survive_a_restart() -> None:
     """A restored ledger continues from the player's last report."""
-    ledger = StepLedger(buffer_size=10, overlap=1)
+    ledger = StepLedger(least_update_steps=10, overlap=1)
     ledger.on_produced(FIRST, produced(30, 0, 0, 2))
     ledger.on_learner_state(state(ghost=12))
-    copy = StepLedger(buffer_size=10, overlap=1).continue_from(through_json(ledger))
+    copy = StepLedger(least_update_steps=10, overlap=1).continue_from(through_json(ledger))
     assert terms(copy) == terms(ledger) == (30, 0, 12, 0, 0, 18)
     copy.on_learner_state(state(ghost=15))
     assert terms(copy) == (30, 0, 15, 0, 0, 15)

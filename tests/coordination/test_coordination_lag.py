@@ -37,7 +37,7 @@ class TimedPipeline:
     peak: int = 0
 
     def __post_init__(self) -> None:
-        self.ledger = StepLedger(buffer_size=self.buffer_size, overlap=self.overlap)
+        self.ledger = StepLedger(least_update_steps=self.buffer_size, overlap=self.overlap)
         self.open: list[list[int]] = [[] for _ in range(self.agents)]
         self.closed: list[list[int]] = []
         self.buffer: deque[list[int]] = deque()

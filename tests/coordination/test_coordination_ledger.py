@@ -229,7 +229,7 @@ def test_saved_and_restored_at_any_point_changes_nothing(pipeline: Pipeline, bef
     """A ledger that went through JSON answers and saves as the original."""
     run(pipeline, before)
     ledger = pipeline.ledger
-    own = StepLedger(buffer_size=pipeline.buffer_size, overlap=pipeline.overlap, processes=pipeline.processes)
+    own = StepLedger(least_update_steps=pipeline.buffer_size, overlap=pipeline.overlap, processes=pipeline.processes)
     twin = own.continue_from(through_json(ledger))
     assert asdict(twin) == asdict(ledger)
     assert asdict(twin.step_counts()) == asdict(ledger.step_counts())

@@ -232,7 +232,7 @@ def test_a_lost_or_new_source_renews_the_flush() -> None:
 
 def test_an_update_has_as_many_steps_of_each_agent_as_the_trainer_wants() -> None:
     """The budget and the flushes follow the agents that are alive; a fixed budget stays."""
-    ledger = StepLedger(buffer_size=100, overlap=1, budget=200, agent_steps=16)
+    ledger = StepLedger(least_update_steps=100, overlap=1, budget=200, agent_steps=16)
     ledger.on_produced(FIRST, produced(0, agents=4))
     assert (ledger.update_steps, ledger.limit) == (100, 200)
     ledger.on_produced(FIRST, produced(0, agents=20))
@@ -244,6 +244,6 @@ def test_an_update_has_as_many_steps_of_each_agent_as_the_trainer_wants() -> Non
     assert ledger.next_flush()
     ledger.retire(FIRST)
     assert (ledger.update_steps, ledger.limit) == (100, 200)
-    fixed = StepLedger(buffer_size=100, overlap=1, budget=150)
+    fixed = StepLedger(least_update_steps=100, overlap=1, budget=150)
     fixed.on_produced(FIRST, produced(0, agents=20))
     assert (fixed.update_steps, fixed.limit) == (100, 150)

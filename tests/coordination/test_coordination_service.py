@@ -51,7 +51,7 @@ def test_a_resumed_run_compares_with_simulators_only_what_it_knows_of_them(missi
     if missing == "nothing":
         former.close([None])
     resumed = Coordinator("coordination.2")
-    resumed.ledgers["B"] = StepLedger(buffer_size=64, overlap=1)
+    resumed.ledgers["B"] = StepLedger(least_update_steps=64, overlap=1)
     saved = None if missing == "the file" else SAVED.validate_json(former.saved())
     if saved is not None:
         resumed.restore(saved)
@@ -66,7 +66,7 @@ def test_a_resumed_run_compares_with_simulators_only_what_it_knows_of_them(missi
 def test_a_process_that_was_connected_to_a_dead_stepping_is_compared_once_it_is_back(connected: bool) -> None:
     """It may have died, too, with steps that the learner has received and that nobody can count any more."""
     coordinator = Coordinator("coordination.1")
-    coordinator.ledgers["B"] = StepLedger(buffer_size=64, overlap=1)
+    coordinator.ledgers["B"] = StepLedger(least_update_steps=64, overlap=1)
     coordinator.on_stepping_state(BehaviorSpecs(behaviors={}), stepping_state("stepping-0.a-1", connected=connected))
     assert coordinator.state().unaccounted == {"B": 0}
     back = stepping_state("stepping-0.a-2")
@@ -113,7 +113,7 @@ def test_agents_that_share_too_small_a_buffer_are_reported_once(tmp_path: Path, 
         warning=lambda event, **facts: written.append({"event": event, **facts})
     )
     coordination._context.run = SimpleNamespace(behavior=lambda _: SimpleNamespace(time_horizon=8))
-    ledger = StepLedger(buffer_size=64, overlap=1)
+    ledger = StepLedger(least_update_steps=64, overlap=1)
     ledger.on_produced("stepping-0.a-1", produced(0, agents=agents))
     for _ in range(2):
         coordination._warn_of_short_segments("B", ledger)
