@@ -128,7 +128,9 @@ def check_positive(args: argparse.Namespace, *names: str) -> None:
 
 
 def finished(directory: Path, settings: Settings) -> str:
-    """Returns that a run has completed all that its settings ask for, in words; "" where it can go on.
+    """Returns that a run has trained all that its settings ask for, in words; "" where it can go on.
+
+    That is so where it has completed, and where its checkpoints hold more steps, as with `--max-steps` below them.
 
     Args:
         directory: of the run.
@@ -139,14 +141,21 @@ def finished(directory: Path, settings: Settings) -> str:
         trained = {name: int(one["steps"]) for name, one in summary["behaviors"].items()}
         completed = summary["status"] == "completed"
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # it has not ended, or was damaged
-        return ""
+        completed = False
+    if not completed:
+        from sparring.pipeline.learning.checkpoints import CheckpointFolder, age
+
+        names = {path.parents[1].name for path in directory.glob("*/*-*/state.json")}
+        newest = {name: CheckpointFolder(directory, name).newest_first()[:1] for name in names}
+        trained = {name: age(path)[0] for name, paths in newest.items() for path in paths}
     goals = {name: one.max_steps for name, one in settings.behaviors.items()}
     if settings.unnamed is not None:
         goals = dict.fromkeys(trained, settings.unnamed.max_steps) | goals
-    if not completed or not goals or any(trained.get(name, -1) < goal for name, goal in goals.items()):
+    if not goals or any(trained.get(name, -1) < goal + (not completed) for name, goal in goals.items()):
         return ""
     steps = ", ".join(f"{name} {trained[name]:,} of {goal:,} steps" for name, goal in goals.items())
-    return f"{directory.name} has completed: {steps}; nothing was changed; to go on, raise max_steps (--max-steps)"
+    how = "has completed" if completed else "has trained more than it is asked for"
+    return f"{directory.name} {how}: {steps}; nothing was changed; to go on, raise max_steps (--max-steps)"
 
 
 def find(run: str | Path, results_dir: Path) -> Path:

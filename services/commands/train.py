@@ -169,7 +169,8 @@ def _train(args: argparse.Namespace, settings: Settings, notes: list[str], run_i
     if kept.resume:
         check_networks(directory, settings, settings.behaviors)
         (directory / "summary.json").unlink(missing_ok=True)
-    shutil.copyfile(args.config, directory / "config.yaml")
+    with contextlib.suppress(shutil.SameFileError):  # the copy of the former session goes on
+        shutil.copyfile(args.config, directory / "config.yaml")
 
     def prepare(grown: Settings, names: Collection[str]) -> tuple[str, ...]:
         """Puts into the run's folder what some of its behaviors need; returns notes for the user."""
@@ -350,7 +351,14 @@ def empty(directory: Path) -> None:
 
 
 def going_on(args: argparse.Namespace, run_id: str) -> str:
-    """Returns the command that resumes a stopped run, with the arguments that still apply."""
+    """Returns the command that resumes a stopped run, with the arguments that still apply.
+
+    A program that has started it has its configuration, of which the file here may be a passing copy.
+    """
+    if args.until_eof:
+        results = vars(args)["checkpoint_settings.results_dir"]
+        where = "" if results is None else f", results_dir={results!r}"
+        return f"sparring.train(CONFIG, run_id={run_id!r}{where}, resume=True), with the same further arguments"
     words = ["sparring", "train", str(args.config), "--run-id", run_id, "--resume"]
     for path, value in vars(args).items():
         if path in _NOT_AGAIN or value is None or (value is False and path != "pipeline.export"):

@@ -9,10 +9,10 @@ they need to do the same: its state before the first update, then its segments a
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -29,6 +29,7 @@ from sparring.pipeline.learning.settings import TrainerSettings
 from sparring.pipeline.messages.codec import decode, encode
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.networks.device import Device, configure_torch, torch_configuration, usable
+from sparring.pipeline.queues.endpoints import private_folder
 from sparring.pipeline.specs import BehaviorSpec, read_spec
 from sparring.services.process.hosting import PYTHON
 
@@ -147,7 +148,7 @@ def lead(
     }
     own, processes = device_of(device, 0, count), list[_Process]()
     try:
-        with tempfile.TemporaryDirectory(prefix="sparring-") as folder:
+        with private_folder("sparring_ranks-", shutil.rmtree) as folder:
             meeting = Path(folder, "ranks")
             for rank in range(1, count):
                 processes.append(_start(shared | {"rank": rank, "meeting": str(meeting)}))

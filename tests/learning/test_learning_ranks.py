@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from sparring.pipeline.learning.settings import TrainerSettings
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.device import CPU
+from sparring.pipeline.queues import endpoints
 from sparring.pipeline.specs import BehaviorSpec
 from sparring.services.stages import ranks
 from sparring.services.stages.ranks import LeadingLearner, lead
@@ -101,6 +103,17 @@ def test_ranks_drop_and_leave_over_the_same_steps(tmp_path: Path) -> None:
         expected = weights(alone)
         for kind, array in weights(several).items():
             np.testing.assert_allclose(array, expected[kind], rtol=0, atol=1e-6, err_msg=kind)
+
+
+def test_folder_of_ranks_whose_learner_was_killed_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    behavior, spec, settings, _, _ = case_of("memory", tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / "sparring_ranks-left"
+    left.mkdir()
+    (left / endpoints._LOCK).touch()
+    (left / "ranks").touch()
+    with led(behavior, spec, settings, count=1):
+        assert not [*tmp_path.glob("sparring*")]
 
 
 def test_rank_that_is_killed_ends_the_update_with_its_name_and_status(tmp_path: Path) -> None:

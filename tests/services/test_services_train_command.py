@@ -43,6 +43,12 @@ def test_resume_command_names_a_run_without_run_id() -> None:
     assert train.going_on(parsed("ball.yaml"), "ball-1") == "sparring train ball.yaml --run-id ball-1 --resume"
 
 
+def test_run_of_a_program_is_resumed_by_that_program() -> None:
+    """Its configuration may be a file that is gone by now."""
+    args = parsed("/tmp/sparring-1/config.yaml", "--until-eof", "--results-dir", "runs")
+    assert train.going_on(args, "a").startswith("sparring.train(CONFIG, run_id='a', results_dir='runs', resume=True)")
+
+
 def overridden(tmp_path: Path, *words: str, text: str = "behaviors: {Ball: {}}") -> Settings:
     path = tmp_path / "ball.yaml"
     path.write_text(text)
@@ -74,6 +80,21 @@ def test_resuming_a_finished_run_says_so_and_changes_nothing(
     before = content(tmp_path)
     assert main(command) == 0
     assert capsys.readouterr().out.startswith("a has completed: Ball 1,024 of 1,000 steps; nothing was changed")
+    assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize("status", ["stopped", "failed", None])
+def test_resuming_with_fewer_steps_than_there_are_says_so_and_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], status: str | None
+) -> None:
+    """The supervisor may have been killed, so that there is no summary."""
+    command = left_by(tmp_path, status or "", 1000)
+    if status is None:
+        (tmp_path / "results" / "a" / "summary.json").unlink()
+    before = content(tmp_path)
+    assert main([*command, "--max-steps", "999"]) == 0
+    expected = "a has trained more than it is asked for: Ball 1,000 of 999 steps; nothing was changed; to go on, raise"
+    assert capsys.readouterr().out.startswith(expected)
     assert content(tmp_path) == before
 
 
