@@ -120,6 +120,8 @@ def _refusal(env_id: str, options: Mapping[str, Option], error: Exception) -> Se
         case ImportError():
             expected = "a module that is installed, beside the configuration, or in pipeline.python_path"
             remedy = "correct the name, or give its folder (--python-path without a configuration)"
+        case gymnasium.error.Error() if _has_native(env_id):
+            expected, remedy = "a single form, which this one lacks", "take its own: set vectorization to native"
         case TypeError():
             got, expected = f"{got} with options {options}", "an environment that takes its options"
             remedy = "correct the options, or the environment"

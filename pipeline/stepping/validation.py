@@ -43,20 +43,25 @@ def check_report(report: BehaviorReport, spec: BehaviorSpec) -> None:
 
 def describe_report(report: BehaviorReport, spec: BehaviorSpec) -> str:
     """Describes the agents of a report: what they observe, how they act, and whether they have masks and groups."""
-    rows, acts = report.decisions, spec.actions
-    actions = [f"{acts.continuous} continuous"] if acts.continuous else []
-    actions += [f"branches of {', '.join(map(str, acts.discrete))} choices"] if acts.discrete else []
+    rows = report.decisions
     groups = None if rows is None else rows.groups
     count = 0 if groups is None else np.unique(groups[groups > 0]).size
     return "; ".join(
         [
             f"agents {0 if rows is None else len(rows.agents)}",
-            f"observations {', '.join(map(_describe, spec.observations))}",
-            f"actions {' and '.join(actions)}",
+            describe_spec(spec),
             f"masks {'none' if rows is None or rows.masks is None else 'yes'}",
             f"groups {count or 'none'}",
         ]
     )
+
+
+def describe_spec(spec: BehaviorSpec) -> str:
+    """Describes what agents observe and how they act."""
+    acts = spec.actions
+    actions = [f"{acts.continuous} continuous"] if acts.continuous else []
+    actions += [f"branches of {', '.join(map(str, acts.discrete))} choices"] if acts.discrete else []
+    return f"observations {', '.join(map(_describe, spec.observations))}; actions {' and '.join(actions)}"
 
 
 def _describe(one: ObservationSpec) -> str:

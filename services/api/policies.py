@@ -11,6 +11,8 @@ import numpy as np
 from sparring.pipeline.bridges.spaces import Actions, Observations, forbidden_choices
 from sparring.pipeline.errors import SettingsError, install_command
 from sparring.pipeline.specs import Array, BehaviorSpec, Flags, Floats, read_spec
+from sparring.pipeline.stepping.validation import describe_spec
+from sparring.services.commands.runs import find
 
 Value = Any
 """Observations, masks or actions in the form of the caller's environment."""
@@ -216,7 +218,9 @@ def load(
         SettingsError: there is no such policy, or the environment has other observations or actions.
         CheckpointError: the checkpoint is damaged.
     """
-    folder = Path(path) if Path(path).exists() else Path(results_dir, path)
+    folder = Path(path)
+    if not folder.is_file():
+        folder = Path(results_dir, folder) if folder.suffix == ".onnx" else find(path, Path(results_dir))
     network: Network = _Model(folder) if folder.suffix == ".onnx" else _Checkpoint(_found(folder, behavior), seed)
     if env is None:
         return Policy(network, None)
@@ -224,10 +228,10 @@ def load(
     forms = {one: _form(env, one, images) for one in agents or (None,)}
     form = next((one for one in forms.values() if one.spec == network.spec), None)
     if form is None:
-        got = next(iter(forms.values())).spec
+        got = describe_spec(next(iter(forms.values())).spec)
         raise SettingsError(
-            f"got an environment with {got}; expected {network.spec}; give the environment in which {network.behavior} "
-            "was trained, with its wrappers"
+            f"got an environment with {got}; expected {describe_spec(network.spec)}; give the environment in which "
+            f"{network.behavior} was trained, with its wrappers"
         )
     return Policy(network, form, agents)
 
@@ -293,6 +297,8 @@ class _Model:
     """Evaluates an exported model, as `Network` describes."""
 
     def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise SettingsError(f"got {path}, which is no file; expected an exported model; correct the path")
         try:
             from onnxruntime import InferenceSession, SessionOptions
         except ImportError as error:

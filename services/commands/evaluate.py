@@ -1,21 +1,23 @@
 """`sparring evaluate RUN`: measures a trained policy in episodes without learning."""
 
+from __future__ import annotations
+
 import argparse
 import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sparring.pipeline.errors import BELOW, FAILED, SettingsError
-from sparring.pipeline.evaluation.episodes import EPISODES_FILE, read_episodes
 from sparring.pipeline.evaluation.ratings import CONFIDENCE
-from sparring.pipeline.evaluation.statistics import by_team, describe
 from sparring.pipeline.files import Json, write_atomically
 from sparring.pipeline.monitoring.summary import STATUSES
-from sparring.pipeline.settings import Settings
 from sparring.services.commands.runs import add_playing, add_run, check_positive, find
-from sparring.services.process.runtime import Playback
-from sparring.services.supervision.launch import checkpoints, play, trained_settings
+
+if TYPE_CHECKING:
+    from sparring.pipeline.settings import Settings
+    from sparring.services.process.runtime import Playback
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +48,10 @@ def run(args: argparse.Namespace) -> int:
         SettingsError: the run, a checkpoint or an argument is invalid.
     """
     check_positive(args, "episodes", "timeout")
-    trained = find(args.run, args.results_dir)
+    trained = find(args.run, args.results_dir)  # before the imports, which take seconds
+    from sparring.services.process.runtime import Playback
+    from sparring.services.supervision.launch import checkpoints, play, trained_settings
+
     settings = trained_settings(trained, deterministic=args.deterministic, insecure=args.insecure)
     if args.video is not None:
         settings = _rendered(settings, args.video)
@@ -85,6 +90,9 @@ def _rendered(settings: Settings, file: Path) -> Settings:
 
 def _evaluation(directory: Path, playing: Playback, status: str, seed: int) -> Json:
     """Returns the content of `evaluation.json`."""
+    from sparring.pipeline.evaluation.episodes import EPISODES_FILE, read_episodes
+    from sparring.pipeline.evaluation.statistics import by_team, describe
+
     behaviors = {}
     for name, checkpoint in playing.checkpoints.items():
         columns = read_episodes(directory / name / EPISODES_FILE)

@@ -120,8 +120,13 @@ def test_run_with_several_behaviors_needs_the_name_of_one(tmp_path: Path) -> Non
         sparring.load(tmp_path)
     with pytest.raises(SettingsError, match="correct the behavior"):
         sparring.load(tmp_path, "Third")
+    (tmp_path / "results" / "known").mkdir(parents=True)
     with pytest.raises(SettingsError, match="has checkpoints of no behavior; expected a run or a checkpoint"):
-        sparring.load(tmp_path / "nowhere")
+        sparring.load(tmp_path / "results")
+    with pytest.raises(SettingsError, match=r"got run 'nowhere'; expected a folder, or one of the runs in .*: known;"):
+        sparring.load("nowhere", results_dir=tmp_path / "results")
+    with pytest.raises(SettingsError, match=r"got .*nowhere.onnx, which is no file"):
+        sparring.load("nowhere.onnx", results_dir=tmp_path / "results")
 
 
 def test_foreign_or_damaged_onnx_file_is_refused(tmp_path: Path) -> None:
@@ -232,5 +237,5 @@ def test_policy_plays_the_agents_of_its_own_kind(tmp_path: Path) -> None:
 
 def test_environment_of_another_form_is_refused(tmp_path: Path) -> None:
     run = trained_in(tmp_path, spaces.Box(-1, 1, (3,)), MOVES)
-    with pytest.raises(SettingsError, match=r"got an environment with .*; give the environment in which Goal"):
+    with pytest.raises(SettingsError, match=r"got an environment with obs.*; give the environment in which Goal"):
         sparring.load(run, env=Room())

@@ -186,6 +186,12 @@ def test_what_cannot_be_made_has_the_remedy_for_its_cause(monkeypatch: pytest.Mo
     ):
         with pytest.raises(SettingsError, match=explained):
             make_gymnasium(env_id, **options)
+    gymnasium.register("Many", vector_entry_point=lambda num_envs: ReturnsMany(BOTH, NO, {}))
+    with pytest.raises(
+        SettingsError, match=r"expected a single form, which this one lacks; .* vectorization to native"
+    ):
+        make_gymnasium(f"{__name__}:Many")
+    assert make_gymnasium(f"{__name__}:Many", 2, vectorization="native").name == "Many"
     with pytest.raises(SettingsError, match=r"'steps'.*; expected those that it takes"):
         read_wrappers('[{"class": "gymnasium.wrappers.TimeLimit", "steps": 3}]')[0](Returns(None))
     monkeypatch.setitem(__import__("sys").modules, "nothing_here", ModuleType("nothing_here"))
