@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final, Protocol
@@ -77,6 +77,17 @@ class HostedService(Protocol):
 
     def kill(self) -> None:
         """Ends it at once."""
+
+
+def group_cpu_s(groups: Collection[int]) -> dict[int, float]:
+    """Returns the CPU time of those processes of some groups that run, in seconds, by the id of the group."""
+    used = dict.fromkeys(groups, 0.0)
+    for pid in psutil.pids():
+        with contextlib.suppress(psutil.Error, OSError):  # it has ended meanwhile
+            if (group := os.getpgid(pid)) in used:
+                times = psutil.Process(pid).cpu_times()
+                used[group] += times.user + times.system
+    return used
 
 
 @dataclass

@@ -115,6 +115,7 @@ class Supervisor:
             watchdog = Watchdog(active)
             tasks.start_soon(watchdog.watch)
             tasks.start_soon(watchdog.trim)
+            tasks.start_soon(watchdog.measure)
             addresses = dict(run.addresses)
             self._log.info("run_started", folder=str(run.directory), addresses=addresses, notice=True)
             if not simulators:

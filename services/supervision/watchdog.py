@@ -1,15 +1,19 @@
 """Watches the parts of a run: kills services that do not answer, reports stalls, bounds files that others write.
 
+It writes `processes.json`: the share of a core that each process has which is no service, and so has no topic.
+
 It also says on the console when a game is to be started by hand, because one that is started earlier finds no trainer.
 
 consumes       the topics of all services: heartbeats, metrics, simulators given up; the standard error of bridges
-produces       killed parts, which are then restarted; log lines; the end of a run that stalls too often
+produces       killed parts, which are then restarted; log lines; the end of a run that stalls too often; a file
 waits for      its next look
 unblocked by   time alone
 """
 
+import json
 import os
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +22,7 @@ import anyio.to_thread
 from structlog.typing import FilteringBoundLogger
 
 from sparring.pipeline.errors import NOTICE
+from sparring.pipeline.files import write_atomically
 from sparring.pipeline.messages.channels import METRICS, STEPPING_STATE
 from sparring.pipeline.messages.metrics import Metrics
 from sparring.pipeline.monitoring.files import full, trim
@@ -26,6 +31,7 @@ from sparring.pipeline.monitoring.stalls import Stall, StallHistory, Stalls
 from sparring.pipeline.monitoring.writing import COUNTER
 from sparring.pipeline.queues.interface import Subscription
 from sparring.pipeline.settings import started_by_hand
+from sparring.services.process.hosting import Process, group_cpu_s
 from sparring.services.supervision.active_run import ActiveRun, Part
 
 HANG_S = 9.0
@@ -48,12 +54,15 @@ _ANY_CPU_S: Final = 0.1
 LOOK_S = 0.5
 _PAUSE_S = 5.0
 """A longer gap between two looks means that this process or the whole machine was paused."""
+_MEASURE_S = 2.0
+"""Time over which a share of a core is measured."""
 _TRIM_S = 2.0
 """A file that others write can exceed its bound by what they write in that time."""
 
 ASKS: Final = "press Play"
 """A bridge writes these words once it listens for its game."""
 
+PROCESSES: Final = "processes.json"
 _MOST_BYTES: Final = 65536
 _MOST_NOTES: Final = 100
 
@@ -111,6 +120,26 @@ class Watchdog:
                     self._active.log.info("log_rotated", file=str(path), lost_bytes=lost)
                 except OSError as error:
                     self._active.log.warning("log_rotation_failed", file=str(path), error=str(error))
+
+    async def measure(self) -> None:
+        """Writes how busy simulators, the monitor and writers are, until it is cancelled."""
+        run, used, measured = self._active.topology.run, dict[int, float](), self._active.clock()
+        while True:
+            await anyio.sleep(_MEASURE_S)
+            parts = [part for part in self._active.parts.values() if part.name not in run.services]
+            pids = {part.name: part.hosted.pid for part in parts if isinstance(part.hosted, Process)}
+            if not pids:
+                continue
+            before, began = used, measured
+            used = await anyio.to_thread.run_sync(group_cpu_s, pids.values())
+            measured = self._active.clock()
+            spent = {name: max(0.0, used[pid] - before.get(pid, used[pid])) for name, pid in pids.items()}
+            content = json.dumps({name: round(cpu_s / (measured - began), 3) for name, cpu_s in spent.items()})
+            write = partial(write_atomically, run.directory / PROCESSES, content.encode(), durable=False)
+            try:
+                await anyio.to_thread.run_sync(write, abandon_on_cancel=True)
+            except OSError as error:
+                self._active.log.info("processes_not_written", error=str(error))
 
     def _check_answers(self, part: Part, topic: Subscription, now: float, awake: float) -> None:
         if part.hosted is None or part.stopping or part.down:

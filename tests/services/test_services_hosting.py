@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from sparring.pipeline.errors import DISK_FULL
-from sparring.services.process.hosting import Process, ProcessHost, Task
+from sparring.services.process.hosting import Process, ProcessHost, Task, group_cpu_s
 from sparring.services.process.lifeline import CORES_VARIABLE, PIPE_VARIABLE
 from sparring.services.supervision.topology import usable_cores
 
@@ -90,3 +90,17 @@ async def test_service_that_finds_a_folder_in_place_of_a_file_is_not_restarted(t
     await task.run(work)
     assert task.hopeless
     assert await task.wait() == f"got a folder at {tmp_path}; expected a file; move it away"
+
+
+async def test_cpu_time_of_a_group_is_that_of_all_its_processes() -> None:
+    burns = "import time\nwhile time.process_time() < 0.1: pass\n"
+    program = f"{burns}import subprocess, sys\nsubprocess.run([sys.executable, '-c', {burns + 'print(); input()'!r}])"
+    async with await anyio.open_process([sys.executable, "-c", program], start_new_session=True) as process:
+        assert process.stdout is not None
+        await process.stdout.receive()
+        used = group_cpu_s([process.pid, 2**30])
+        assert process.stdin is not None
+        await process.stdin.send(b"\n")
+        await process.wait()
+    assert used[process.pid] >= 0.18  # the clock of the kernel is coarse
+    assert used[2**30] == 0
