@@ -87,6 +87,7 @@ class Soccer(BuiltInGame):
         self._groups = 1 + 2 * self._areas[:, None] + np.array([0, 0, 1, 1])
         self._matches = self._areas.copy()
         self._pitch = Pitch(areas)
+        self._scored = np.zeros(areas)
 
     def scripts(self) -> Mapping[str, tuple[str, ...]]:
         """Returns the scripts that can play either team."""
@@ -116,10 +117,15 @@ class Soccer(BuiltInGame):
         players = np.concatenate([pitch.positions[0], pitch.headings[0][:, None]], 1).tolist()
         return [*players, [*pitch.ball[0].tolist(), 0.0]]
 
+    def score(self) -> Sequence[float]:
+        """Returns the goals of both teams on the first pitch."""
+        return int(self._scored[0] > 0), int(self._scored[0] < 0)
+
     def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport, ...]:
         """Plays on to the next decision on all pitches."""
         away = self._to_place()
         touched, progress, scored = self._advance(actions)
+        self._scored = scored
         self._ages += self._every
         share = self._ages / MAX_STEPS
         own = np.where(touched, self._constants["ball_touch"], 0.0) + EXISTENCE * self._every
@@ -132,6 +138,7 @@ class Soccer(BuiltInGame):
 
     def _begin(self, areas: Ints) -> None:
         self._pitch.place(areas, self._random)
+        self._scored[areas] = 0
 
     def _to_place(self) -> Float:
         """Returns the meters to the place behind the ball, as seen from the rival goal, [areas, players]."""

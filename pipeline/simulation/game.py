@@ -93,6 +93,14 @@ class DrawnGame(Game, Protocol):
 
 
 @runtime_checkable
+class ScoredGame(DrawnGame, Protocol):
+    """Represents a drawn game whose teams have a score during a match; this interface is optional."""
+
+    def score(self) -> Sequence[float]:
+        """Returns the points of each team in the first area."""
+
+
+@runtime_checkable
 class PlayerGame(Protocol):
     """Represents a program with a protocol of its own, which a trainer on the same machine may speak itself."""
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from sparring.pipeline.errors import NOTICE
 from sparring.pipeline.files import write_atomically
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
-from sparring.pipeline.simulation.game import DrawnGame
+from sparring.pipeline.simulation.game import DrawnGame, ScoredGame
 from sparring.pipeline.specs import BehaviorId
 
 FOLDER_VARIABLE: Final = "SPARRING_REPLAYS"
@@ -81,6 +81,7 @@ class Recorder:
         self._frames: list[str] | None = None
         self._finished: list[str] = []
         self._size = 0
+        self._score = game.score if isinstance(game, ScoredGame) else None
         self._step = game.step
         game.step = self.step  # type: ignore[method-assign]
         game.on_end = self.on_end
@@ -104,7 +105,10 @@ class Recorder:
 
     def _add(self) -> None:
         if self._frames is not None and self._size < MOST_BYTES:
-            line = json.dumps([[round(number, 3) for number in place] for place in self._game.frame()])
+            frame: list[Any] = [[round(number, 3) for number in place] for place in self._game.frame()]
+            if self._score is not None:
+                frame.append({"score": list(self._score())})
+            line = json.dumps(frame)
             self._frames.append(line)
             self._size += len(line)
 

@@ -60,13 +60,18 @@ def test_recorded_match_is_that_of_the_first_area_and_changes_nothing(tmp_path: 
     plain = play(make(), 150)
     for one, other in zip(reports, plain, strict=True):
         assert str(one) == str(other)
-    (head, frames), *_ = read(tmp_path)
+    (head, lines), *_ = read(tmp_path)
+    frames = [[place for place in line if isinstance(place, list)] for line in lines]
     assert len(head["moving"]) == len(frames[0])
     assert frames[:-1] == places[: len(frames) - 1]
     ended = next(at for at, seen in enumerate(reports) if any(one.ends and 0 in one.ends.agents for one in seen))
     assert len(frames) == ended + 1
     outcomes = {str(team): float(one.ends.outcomes[0]) for team, one in enumerate(reports[ended])}  # type: ignore[union-attr,index]
     assert head["result"] == outcomes
+    scores = [line[-1]["score"] for line in lines if isinstance(line[-1], dict)]
+    assert all(score == [0, 0] for score in scores[:-1])
+    if isinstance(game, Soccer):
+        assert scores[-1] == [float(outcomes[team] == 1) for team in ("0", "1")]
     left, bottom, right, top = head["field"]
     for x, y, _ in (place for frame in frames for place in frame):
         assert left <= x <= right
