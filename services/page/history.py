@@ -6,6 +6,7 @@ import csv
 import io
 import math
 import os
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -36,6 +37,10 @@ _MOST_EVENTS: Final = 1000
 _BLOCK: Final = 2**16
 """Bytes of a file within which lines are no longer searched for but read."""
 _LONGEST_LINE: Final = 2**22
+_LONG: Final = 2**22
+"""Bytes of the files of a run beyond which samples are shown until all has been read."""
+_SCATTER: Final = (5**0.5 - 1) / 2
+"""Samples at equal distances could all be of one behavior, of those that write in turn."""
 
 
 def number(value: Json) -> float | None:
@@ -92,6 +97,7 @@ class History:
 
     Attributes:
         tables: intervals by behavior.
+        is_whole: whether these are all intervals; otherwise samples of a long run, which is still being read.
         events: what happened, the newest last.
 
     Args:
@@ -100,21 +106,29 @@ class History:
 
     def __init__(self, folder: Path) -> None:
         self.tables: dict[str, Table] = {}
+        self.is_whole = False
         self.events: deque[dict[str, Json]] = deque(maxlen=_MOST_EVENTS)
         self._path = folder / "metrics.jsonl"
         self._lines = Lines(self._path)
+        self._read = self.tables
         self._logs: dict[Path, Lines] = {}
         self._team_changes = 0
 
     @property
     def size(self) -> int:
         """Returns the memory of the tables in bytes."""
-        return sum(table.size for table in self.tables.values())
+        read = () if self.is_whole else self._read.values()
+        return sum(table.size for table in (*self.tables.values(), *read))
 
-    def refresh(self) -> None:
-        """Reads what was written since the last call."""
-        for behavior, step, time_s, values in intervals(unread(self._lines) if self._path.is_file() else ()):
-            self.tables.setdefault(behavior, Table()).add(step, time_s, values)
+    def refresh(self, most_s: float = math.inf) -> None:
+        """Reads what was written since the last call; of a long run that has not been read, for about `most_s`."""
+        if not self.is_whole and self.tables is self._read:
+            self.tables = {}
+            if self._path.is_file() and sum(part.stat().st_size for part in parts(self._path)) > _LONG:
+                _add(self.tables, samples(self._path, MOST_ROWS))
+        end_s = math.inf if self.is_whole or not self.tables else time.monotonic() + most_s
+        if _add(self._read, unread(self._lines) if self._path.is_file() else (), end_s):
+            self.tables, self.is_whole = self._read, True
         for path in self._path.parent.glob("logs/*.jsonl"):
             if path.name.startswith(("supervisor", "coordination", "learning-")) and path.is_file():
                 for line in unread(self._logs.setdefault(path, Lines(path))):
@@ -155,7 +169,7 @@ class History:
         """
         table = find(self.tables, behavior)
         found = table.query(names, axis, begin, end, points)
-        if table.width == 1 or len(found.axes) > points // 2 or not len(found.axes):
+        if (table.width == 1 and self.is_whole) or len(found.axes) > points // 2 or not len(found.axes):
             return found
         times = found.axes[:, AXES["time"]]
         fine = Table(max(MOST_ROWS, points))
@@ -182,6 +196,15 @@ class History:
                 text.seek(0)
                 text.truncate()
         yield text.getvalue().encode(errors="replace")
+
+
+def _add(tables: dict[str, Table], lines: Iterable[Json], end_s: float = math.inf) -> bool:
+    """Adds the intervals among some lines; returns whether all were added by a time of the monotonic clock."""
+    for behavior, step, time_s, values in intervals(lines):
+        tables.setdefault(behavior, Table()).add(step, time_s, values)
+        if time.monotonic() >= end_s:
+            return False
+    return True
 
 
 def unread(lines: Lines) -> Iterator[Json]:
@@ -225,8 +248,8 @@ def samples(path: Path, most: int) -> Iterator[Json]:
     every = max(1, sum(size for _, size in found) // most)
     for part, size in found:
         with part.open("rb") as file:
-            for offset in range(0, max(1, size - _BLOCK // 8), every):
-                yield _line_after(file, offset)
+            for at, offset in enumerate(range(0, max(1, size - _BLOCK // 8), every)):
+                yield _line_after(file, min(size, offset + int(at * _SCATTER % 1 * every)))
     for part, size in found[-1:]:
         with part.open("rb") as file:
             file.seek(max(0, size - _BLOCK // 8))

@@ -101,8 +101,8 @@ class Runs:
             raise NotFound(f"got run {run!r:.200}; expected one that the page lists; choose it there")
         return self.results / run
 
-    def history(self, run: str) -> History:
-        """Returns what a run has written over time, up to now.
+    def history(self, run: str, most_s: float = 0.0) -> History:
+        """Returns what a run has written over time, up to now; samples of a long one that takes longer to read.
 
         Raises:
             NotFound: there is none of this id.
@@ -110,7 +110,7 @@ class Runs:
         folder = self.folder(run)
         history = self._histories.setdefault(run, History(folder))
         self._histories.move_to_end(run)
-        history.refresh()
+        history.refresh(most_s)
         while len(self._histories) > 1 and sum(one.size for one in self._histories.values()) > _HELD_BYTES:
             self._histories.popitem(last=False)
         return history
@@ -132,6 +132,9 @@ class Runs:
                 text = f"its files cannot be read ({error!r:.200})"
                 found[run] = to_json({"state": "damaged", "error": text, "behaviors": []})
             self._entries[run] = marks, found[run]
+        for run in self._entries.keys() - found.keys():  # it was removed
+            del self._entries[run]
+            self._sparks.pop(run, None)
         return found
 
     def _entry(self, run: str, folder: Path) -> dict[str, Json]:
@@ -211,7 +214,7 @@ class Runs:
             "status": status,
             "summary": summary,
             "columns": {name: sorted(table.columns) for name, table in history.tables.items()},
-            "events": list(history.events),
+            "events": sorted(history.events, key=lambda event: float(event["time_s"])),
             "lags": _lags(load(folder / "monitor.json")),
             "rating_intervals": _rating_intervals(load(folder / "coordination.json")),
             "panels": curves.PANELS,

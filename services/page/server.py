@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import math
@@ -37,6 +38,7 @@ from starlette.responses import FileResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from sparring.pipeline.files import Json
 from sparring.pipeline.monitoring.files import to_json
@@ -51,6 +53,14 @@ _TICK_S: Final = 1.0
 """Seconds between two looks at the state of a run; services publish theirs about as often."""
 _LIST_TICKS: Final = 2
 """Ticks between two looks at the list of all runs."""
+_LIST_SHARE: Final = 0.02
+"""Share of the time that looks at the list may take: a folder with thousands of runs is looked at less often."""
+_READ_S: Final = 0.25
+"""Seconds for which an answer may read a long run that has not been read: others wait meanwhile."""
+_SLOW_S: Final = 30.0
+"""Seconds after which a browser that does not take what is sent to it loses its connection."""
+_SILENT_S: Final = 10.0
+"""Seconds after which a connection without a request ends: it is one of those that there may be."""
 _COOKIE: Final = "sparring_page"
 _MOST_POINTS: Final = 4000
 _MOST_CONNECTIONS: Final = 100
@@ -138,7 +148,8 @@ class Page:
         self._runs = runs
         self._one_reader = anyio.CapacityLimiter(1)  # the tables are not for two threads
         self._one_lister = anyio.CapacityLimiter(1)  # a long run that is read does not hold up the list
-        self._listed: tuple[float, dict[str, bytes]] = (-math.inf, {})
+        self._listing = anyio.Lock()
+        self._listed: tuple[float, dict[str, bytes]] = (-math.inf, {})  # with the time until which it holds
 
     def app(self, hosts: Collection[str], token: str = "") -> Starlette:
         """Returns the application."""
@@ -189,18 +200,22 @@ class Page:
         return await self._answer(read)
 
     async def series(self, request: Request) -> Response:
-        """Returns columns of a behavior, merged to about as many rows as are asked for; `encoded` says how."""
+        """Returns columns of a behavior, merged to about as many rows as are asked for; `encoded` says how.
+
+        Of a long run these are samples at first. Each question for the `whole` reads on; a comparison does without it.
+        """
         asked = request.query_params
 
         def read() -> Response:
-            history = self._runs.history(asked.get("run", ""))
+            history = self._runs.history(asked.get("run", ""), _READ_S if "whole" in asked else 0.0)
             known = find(history.tables, asked.get("behavior", "")).columns
             names = [name for name in asked.getlist("name") if name in known] if "name" in asked else list(known)
             begin, end = float(asked.get("begin", -math.inf)), float(asked.get("end", math.inf))
             points = max(2, min(_MOST_POINTS, int(asked.get("points", 600))))
             axis: Axis = "time" if asked.get("axis") == "time" else "step"
             rows = history.query(asked.get("behavior", ""), names, axis, begin, end, points)
-            return Response(encoded(names, rows.axes, rows.values), media_type="application/octet-stream")
+            content = encoded(names, rows.axes, rows.values, is_whole=history.is_whole)
+            return Response(content, media_type="application/octet-stream")
 
         return await self._answer(read)
 
@@ -209,7 +224,7 @@ class Page:
         run, behavior = (request.query_params.get(name, "") for name in ("run", "behavior"))
 
         def read() -> Response:
-            history = self._runs.history(run)
+            history = self._runs.history(run, math.inf)
             find(history.tables, behavior)  # before the answer begins
             lines = history.csv(behavior)
             name = quote(f"{run}-{behavior}.csv".replace("/", "-"), errors="replace")
@@ -238,31 +253,38 @@ class Page:
                 tick += 1
                 await anyio.sleep(_TICK_S)
 
-        return EventSourceResponse(stream())
+        return EventSourceResponse(stream(), send_timeout=_SLOW_S)
 
     async def _look(self, read: Callable[[], T]) -> T:
         return await anyio.to_thread.run_sync(read, limiter=self._one_lister)
 
     async def _list(self) -> dict[str, bytes]:
         """Returns the encoded entry of each run; pages that are open at the same time share one look."""
-        if anyio.current_time() - self._listed[0] >= _TICK_S * _LIST_TICKS / 2:
-            self._listed = anyio.current_time(), await self._look(self._runs.overview)
-        return self._listed[1]
+        async with self._listing:
+            begin = anyio.current_time()
+            if begin >= self._listed[0]:
+                listed = await self._look(self._runs.overview)
+                now = anyio.current_time()
+                self._listed = now + max(_TICK_S * _LIST_TICKS / 2, (now - begin) / _LIST_SHARE), listed
+            return self._listed[1]
 
     def _status(self, run: str) -> bytes:
         try:
-            return to_json(load(self._runs.folder(run) / "status.json"))
+            folder = self._runs.folder(run)
+            return to_json({**load(folder / "status.json"), "processes": load(folder / "processes.json")})
         except NotFound:  # it was removed
             return b"{}"
 
 
-def encoded(names: Iterable[str], axes: NDArray[np.float64], values: NDArray[np.float32]) -> bytes:
+def encoded(
+    names: Iterable[str], axes: NDArray[np.float64], values: NDArray[np.float32], *, is_whole: bool = True
+) -> bytes:
     """Returns rows for a browser, in little-endian order.
 
-    The length of what follows (4 bytes), JSON with `names` and `rows`, padded to a multiple of 8; steps, then times (64
-    bits each); for each name the means, the lowest and the highest values (32 bits each).
+    The length of what follows (4 bytes), JSON with `names`, `rows` and `isWhole`, padded to a multiple of 8; steps,
+    then times (64 bits each); for each name the means, the lowest and the highest values (32 bits each).
     """
-    head = to_json({"names": list(names), "rows": len(axes)})
+    head = to_json({"names": list(names), "rows": len(axes), "isWhole": is_whole})
     head += b" " * (-(len(head) + 4) % 8)
     columns = np.ascontiguousarray(values.transpose(1, 2, 0), "<f4")
     return struct.pack("<I", len(head)) + head + np.ascontiguousarray(axes.T, "<f8").tobytes() + columns.tobytes()
@@ -291,6 +313,27 @@ def listening(host: str, port: int | None, usual: int) -> socket.socket:
         return socket.create_server((host, 0), family=family)
 
 
+class Connection(H11Protocol):
+    """A Connection ends where no request follows, not even a slow one: it is one of those that there may be."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Waits for the first request."""
+        super().connection_made(transport)
+        self._expect_request()
+
+    def on_response_complete(self) -> None:
+        """Waits for the next request."""
+        super().on_response_complete()
+        self._expect_request()
+
+    def _expect_request(self) -> None:
+        self.loop.call_later(_SILENT_S, self._end_unless_asked, self.cycle)
+
+    def _end_unless_asked(self, last: RequestResponseCycle) -> None:
+        if self.cycle is last:
+            self.transport.abort()
+
+
 def serve(page: Page, listener: socket.socket, hosts: Collection[str], token: str, tls: ssl.SSLContext | None) -> None:
     """Answers requests until a signal ends this process.
 
@@ -305,9 +348,9 @@ def serve(page: Page, listener: socket.socket, hosts: Collection[str], token: st
         page.app(hosts, token),
         lifespan="off",
         ws="none",
-        http="h11",
+        http=Connection,
         loop="asyncio",
-        log_level="warning",
+        log_level="error",  # requests of strangers that are none would fill the console
         access_log=False,  # it would hold the token
         server_header=False,
         proxy_headers=False,

@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from sparring.services.page.history import History, lines_between, samples
 from tests.page.page_runs import interval, write_run
@@ -22,6 +23,28 @@ def test_history_goes_on_where_it_ended_and_skips_what_is_no_interval(tmp_path: 
     history.refresh()
     history.refresh()
     assert history.query("Walk", ["reward"], "step", -math.inf, math.inf, 100).axes[:, 0].tolist() == [100, 200, 300]
+
+
+def test_long_run_is_shown_by_samples_until_it_is_read_and_each_look_reads_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [interval(step, behavior) for step in range(100, 100_000, 100) for behavior in ("Walk", "Run")]
+    now = iter(range(10**9))
+    monkeypatch.setattr("sparring.services.page.history.time.monotonic", lambda: next(now))
+    monkeypatch.setattr("sparring.services.page.history._LONG", 2**18)
+    history, looks = History(write_run(tmp_path / "run", lines)), 0
+    while not history.is_whole:
+        history.refresh(400.0)
+        looks += 1
+        for behavior in ("Walk", "Run"):
+            steps = history.query(behavior, ["reward"], "step", -math.inf, math.inf, 4000).axes[:, 0]
+            assert len(steps) == (999 if history.is_whole else len(steps))
+            assert len(steps) > 200
+            assert (steps[0], steps[-1]) == pytest.approx((100, 99_900), abs=2000)
+            assert np.all(np.diff(steps) > 0)
+    assert looks == math.ceil(len(lines) / 401)
+    found = history.query("Walk", ["reward"], "step", -math.inf, math.inf, 4000)
+    np.testing.assert_array_equal(found.axes[:, 0], np.arange(100, 100_000, 100))
 
 
 def test_zoomed_part_of_a_long_run_has_every_line(tmp_path: Path) -> None:

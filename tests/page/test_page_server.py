@@ -5,20 +5,25 @@ from __future__ import annotations
 import json
 import os
 import struct
+from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import anyio
 import httpx
 import numpy as np
 import pytest
+import uvicorn
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from uvicorn.server import ServerState
 
 from sparring.pipeline.errors import SettingsError
 from sparring.services.commands import page as command
 from sparring.services.page.runs import Runs
-from sparring.services.page.server import Page, page_token
+from sparring.services.page.server import Connection, Page, page_token
 from tests.page.page_runs import interval, write_run
 
 HOSTILE = '<img src=x onerror="alert(1)">'
@@ -236,6 +241,57 @@ def test_folders_sockets_and_pipes_in_place_of_files_are_left_out(results: Path)
         os.mkfifo(folder / name)
     assert Client(results).get("/api/run?run=odd").json()["columns"] == {}
     assert json.loads(Runs(results).overview()["odd"])["state"] == "starting"
+
+
+class Loop:
+    """An event loop whose time does not pass by itself."""
+
+    def __init__(self) -> None:
+        self.due: list[Any] = []
+
+    def call_later(self, delay_s: float, call: Any, *arguments: Any) -> Mock:
+        self.due.append(partial(call, *arguments))
+        return Mock()
+
+    def create_task(self, coroutine: Coroutine[Any, Any, None], **_: Any) -> Mock:
+        coroutine.close()
+        return Mock()
+
+
+@pytest.mark.parametrize("asks", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+def test_connection_without_a_request_ends(asks: bytes) -> None:
+    loop, transport = Loop(), Mock()
+    connection = Connection(uvicorn.Config(Mock(), loop="none"), ServerState(), {}, loop)  # type: ignore[arg-type]
+    connection.connection_made(transport)
+    if asks:
+        connection.data_received(asks)
+    loop.due.pop(0)()
+    assert transport.abort.called != asks.endswith(b"\r\n\r\n")
+    transport.is_closing.return_value = False
+    connection.on_response_complete()
+    loop.due.pop()()
+    assert transport.abort.called
+
+
+def test_list_that_takes_long_is_made_less_often(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, looks = [0.0], list[float]()
+    runs, page = Runs(results), Page(Runs(results))
+    monkeypatch.setattr("sparring.services.page.server.anyio.current_time", lambda: now[0])
+
+    def overview() -> dict[str, bytes]:
+        looks.append(now[0])
+        now[0] += 0.5
+        return runs.overview()
+
+    monkeypatch.setattr(page._runs, "overview", overview)
+
+    async def ask() -> None:
+        while now[0] < 60:
+            assert await page._list()
+            now[0] += 1
+
+    anyio.run(ask)
+    assert looks == [0.0, 25.5, 51.0]
 
 
 def test_other_addresses_than_loopback_need_keys() -> None:
