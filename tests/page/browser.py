@@ -77,6 +77,21 @@ class Browser:
             time.sleep(0.05)
         return found
 
+    def press(self, key: str, code: int, text: str = "") -> None:
+        """Presses a key and lets it go."""
+        for kind in ("keyDown", "keyUp"):
+            words = {"key": key, "windowsVirtualKeyCode": code, "text": text if kind == "keyDown" else ""}
+            self.send("Input.dispatchKeyEvent", type=kind, **words)
+
+    def tree(self) -> list[tuple[str, str, str]]:
+        """Returns role, name and description of all that a screen reader finds."""
+
+        def text(node: Any, part: str) -> str:
+            return str(node.get(part, {}).get("value", ""))
+
+        nodes = [one for one in self.send("Accessibility.getFullAXTree")["nodes"] if not one["ignored"]]
+        return [(text(one, "role"), text(one, "name"), text(one, "description")) for one in nodes]
+
     def picture(self, path: Path, *, whole: bool = False) -> None:
         """Writes what is shown as PNG."""
         path.write_bytes(base64.b64decode(self.send("Page.captureScreenshot", captureBeyondViewport=whole)["data"]))

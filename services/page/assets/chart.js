@@ -1,13 +1,19 @@
 /** Draws lines with bands over steps or time; all charts of a group share one range of the axis. */
 
 import uPlot from "/assets/uplot.js";
-import { h, short } from "/assets/dom.js";
+import { clock, h, short } from "/assets/dom.js";
 
 /**
  * @typedef {{label: string, x: Float64Array, mean: ArrayLike<number>, low?: ArrayLike<number>, high?: ArrayLike<number>,
  *   color: string, dash?: number[]}} Line
- * @typedef {{at: number, text: string, color: string}} Mark
+ * @typedef {{at: number, color: string}} Mark
  */
+
+/** Seconds between two ticks of an axis that counts from a start. */
+const TICKS_S = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 432000, 864000];
+
+/** Charts so far, for their ids. */
+let number = 0;
 
 /** Charts that are zoomed and panned together. */
 export class Group {
@@ -18,6 +24,8 @@ export class Group {
     /** @type {[number, number] | null} */
     this.range = null;
     this.isTime = false;
+    /** Whether times count from the start of each run. */
+    this.isElapsed = false;
     this.smoothing = 0;
     this.onRange = onRange;
     this.key = `group-${Math.random()}`;
@@ -72,10 +80,10 @@ export class Chart {
     this.plot = null;
     this.isSeen = false;
     this.isStale = false;
-    this.caption = h("figcaption", {}, title);
+    this.caption = h("figcaption", { id: `chart-${(number += 1)}` }, title);
     this.summary = h("p", { class: "unseen" });
     this.box = h("div", { class: "box" });
-    this.element = h("figure", { class: "chart" }, this.caption, this.summary, this.box);
+    this.element = h("figure", { class: "chart", "aria-labelledby": this.caption.id }, this.caption, this.summary, this.box);
     /** @type {any} */ (this.element).chart = this;
     group.charts.add(this);
     group.chartOf.set(this.element, this);
@@ -115,6 +123,7 @@ export class Chart {
     if (this.plot) this.plot.setData(data, false);
     else {
       this.plot = new uPlot(this.options(), data, this.box);
+      this.plot.root.setAttribute("aria-hidden", "true"); // the summary says what it shows
       this.plot.over.addEventListener("dblclick", () => this.group.setRange(null));
       this.plot.over.addEventListener("mouseleave", () => this.showLast());
     }
@@ -143,22 +152,24 @@ export class Chart {
   options() {
     const style = getComputedStyle(document.body), ink = style.getPropertyValue("--soft"), rule = style.getPropertyValue("--rule");
     const axis = { stroke: ink, grid: { stroke: rule, width: 1 }, ticks: { stroke: rule, width: 1 }, font: "12px system-ui" };
-    const isTime = this.group.isTime;
+    const { isTime, isElapsed } = this.group, isClock = isTime && !isElapsed;
+    const place = (/** @type {number} */ value, /** @type {number} */ digits) => (isTime ? clock(value) : short(value, digits));
     const line = (/** @type {Line} */ one) => ({ label: one.label, stroke: one.color, width: 1.75, spanGaps: true, dash: one.dash, points: { show: one.x.length < 2 }, value: (/** @type {any} */ _, /** @type {any} */ v) => short(v, 4) });
     const edge = { stroke: "transparent", width: 0, spanGaps: true, points: { show: false }, label: "" };
     const banded = this.lines.map((one, at) => ({ one, at: 1 + 3 * at }));
     return {
       width: this.box.clientWidth || 300,
       height: this.height,
-      scales: { x: { time: isTime, auto: false }, y: { range: (/** @type {any} */ _, /** @type {number} */ low, /** @type {number} */ high) => padded(low, high) } },
+      scales: { x: { time: isClock, auto: false }, y: { range: (/** @type {any} */ _, /** @type {number} */ low, /** @type {number} */ high) => padded(low, high) } },
       series: [
-        { label: isTime ? "time" : "step", value: isTime ? undefined : (/** @type {any} */ _, /** @type {any} */ v) => short(v, 6) },
+        { label: isTime ? "time" : "step", value: isClock ? undefined : (/** @type {any} */ _, /** @type {any} */ v) => place(v, 6) },
         ...this.lines.flatMap((one) => [line(one), edge, edge]),
       ],
       bands: banded.map(({ one, at }) => ({ series: [at + 2, at + 1], fill: `${one.color}30` })),
       axes: [
-        { ...axis, ...(isTime ? {} : { values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map((v) => short(v)) }) },
-        { ...axis, size: 56, values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map((v) => short(v)) },
+        { ...axis, size: isClock ? 40 : 28, label: isTime ? (isElapsed ? "time since the start" : "time") : "steps", labelSize: 16, labelGap: 0, labelFont: axis.font,
+          ...(isClock ? {} : { values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map((v) => place(v, 3)) }), ...(isTime && isElapsed ? { incrs: TICKS_S } : {}) },
+        { ...axis, size: (/** @type {any} */ _, /** @type {string[] | null} */ texts) => 18 + 7 * Math.max(3, ...(texts ?? []).map((text) => text.length)), values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map((v) => short(v)) },
       ],
       legend: { live: true },
       cursor: { sync: { key: this.group.key, setSeries: false }, drag: { x: true, y: false, setScale: false }, points: { size: 6 } },

@@ -1,12 +1,14 @@
 /** The numbers of one run over steps or time, with what happened meanwhile. */
 
-import { duration, entries, h, list, panel, share, short, table } from "/assets/dom.js";
+import { duration, entries, h, list, panel, renew, share, short, table } from "/assets/dom.js";
 import { address, json, series } from "/assets/data.js";
 import { Chart, Group } from "/assets/chart.js";
 import { controls, keys } from "/assets/controls.js";
+import { byOpponent } from "/assets/league.js";
 
 const EVERY_MS = 5000;
 const MOST_CHARTS = 60;
+const WIN_RATE = "Self-play/Win Rate";
 const LESSONS = "Environment/Lesson Number/";
 const PROBABLE = 1.96;
 /** Columns that other charts or views show. */
@@ -24,11 +26,17 @@ export class Curves {
     this.below = h("div", { class: "panels" });
     this.element = h("div", { keydown: keys(this.group) }, this.heading, this.facts, this.bar, this.charts, this.below);
     this.behavior = "";
+    this.isOver = false;
     this.timer = 0;
     this.shape = "";
     /** @type {Map<Chart, (found: import("/assets/data.js").Series) => any>} */
     this.makers = new Map();
     this.load();
+  }
+
+  /** @param {any} changed */
+  onRuns(changed) {
+    if (this.isOver && this.run in changed) this.load(); // it has been resumed
   }
 
   later(/** @type {number} */ ms) {
@@ -37,22 +45,25 @@ export class Curves {
   }
 
   async load() {
+    let isWhole = true;
     try {
       this.description = await json("run", { run: this.run });
       const behaviors = entries(this.description.columns).map(([name]) => name).sort();
       if (!behaviors.includes(this.behavior)) this.behavior = behaviors[0] ?? "";
       const columns = list(this.description.columns[this.behavior]);
+      this.league = columns.includes(WIN_RATE) ? await json("league", { run: this.run }) : null;
       const shape = JSON.stringify([behaviors, this.behavior, columns]);
       if (shape !== this.shape) this.lay(behaviors, columns);
       this.shape = shape;
       this.facts.replaceChildren(...facts(this.description));
-      if (columns.length) await this.fetch();
+      if (columns.length) isWhole = await this.fetch();
       else this.charts.replaceChildren(h("p", { class: "quiet" }, "No interval has ended yet: the first point comes with summary_freq."));
-      this.below.replaceChildren(...[lags(this.description.lags?.[this.behavior]), happened(list(this.description.events))].filter(Boolean));
+      renew(this.below, lags(this.description.lags?.[this.behavior]), happened(list(this.description.events)));
     } catch (error) {
       this.facts.replaceChildren(h("span", { class: "bad" }, String(error)));
     }
-    if (!["completed", "stopped", "failed", "stalled"].includes(this.description?.state)) this.later(EVERY_MS);
+    this.isOver = isWhole && ["completed", "stopped", "failed", "stalled"].includes(this.description?.state);
+    if (!this.isOver) this.later(isWhole ? EVERY_MS : 100);
   }
 
   /** Makes the charts for the columns that there are. @param {string[]} behaviors @param {string[]} columns */
@@ -80,7 +91,7 @@ export class Curves {
     const first = entries(this.description.panels).flatMap(([title, keys]) => {
       const shown = entries(keys).flatMap(([key, label]) => columns.filter((name) => (key.endsWith("/") ? name.startsWith(key) : name === key))
         .map((name) => /** @type {[string, string]} */ ([name, `${label}${name.slice(key.length)}`.replace(/^: /, "") || title])));
-      return shown.length ? [add(title, shown)] : [];
+      return [...(shown.length ? [add(title, shown)] : []), ...(shown.some(([name]) => name === WIN_RATE) ? [this.versus(colors)] : [])];
     });
     const lessons = columns.filter((name) => name.startsWith(LESSONS));
     if (lessons.length) first.push(add("Lessons of the curricula", lessons.map((name) => [name, name.slice(LESSONS.length)])));
@@ -92,18 +103,28 @@ export class Curves {
     this.charts.replaceChildren(...first, ...group("Statistics of the simulators", single(own), true), ...group("More", single(rest)));
   }
 
+  /** Returns a chart of the results against each opponent. @param {string[]} colors */
+  versus(colors) {
+    const chart = new Chart(this.group, "Win rate by opponent");
+    this.makers.set(chart, (found) => byOpponent(this.behavior, this.league?.learners?.[this.behavior]).map((line, at) => (
+      { ...line, x: this.group.isTime ? line.x.map((step) => beside(found.step, found.time, step)) : line.x, color: colors[at] })));
+    return chart.element;
+  }
+
+  /** Returns whether these are all points, and not samples of a long run that is still being read. */
   async fetch() {
     const [begin, end] = this.group.range ?? [null, null];
     const axis = this.group.isTime ? "time" : "step";
-    const found = await series({ run: this.run, behavior: this.behavior, axis, begin, end, points: 700 });
+    const found = await series({ run: this.run, behavior: this.behavior, axis, begin, end, points: 700, whole: 1 });
     const marks = this.marks(found);
     for (const [chart, make] of this.makers) chart.set(make(found), marks);
+    return found.isWhole;
   }
 
   /** @param {import("/assets/data.js").Series} found @returns {import("/assets/chart.js").Mark[]} */
   marks(found) {
     return list(this.description.events).filter((one) => one.kind !== "run started").slice(-200).map((one) => ({
-      at: this.group.isTime ? one.time_s : one.step ?? stepAt(found, one.time_s), text: one.text, color: COLORS_OF[one.kind] ?? "#717581",
+      at: this.group.isTime ? one.time_s : one.step ?? beside(found.time, found.step, one.time_s), color: COLORS_OF[one.kind] ?? "#717581",
     }));
   }
 
@@ -123,6 +144,8 @@ export class Curves {
 
 /** @type {any} */
 Curves.prototype.description = undefined;
+/** @type {any} */
+Curves.prototype.league = null;
 
 const COLORS_OF = /** @type {Object<string, string>} */ ({ failure: "#bd1f01", restart: "#bd1f01", lesson: "#832db6", "learning team": "#e76300", checkpoint: "#94a4a2" });
 
@@ -136,15 +159,15 @@ function banded(/** @type {string} */ name, /** @type {any} */ column, /** @type
   return half ? { ...column, low: column.mean.map((/** @type {number} */ v, /** @type {number} */ at) => v - half[at]), high: column.mean.map((/** @type {number} */ v, /** @type {number} */ at) => v + half[at]) } : column;
 }
 
-/** @param {import("/assets/data.js").Series} found @param {number} time */
-function stepAt(found, time) {
-  let low = 0, high = found.time.length;
+/** Returns the value beside a place of a rising axis. @param {Float64Array} axis @param {Float64Array} values @param {number} place */
+function beside(axis, values, place) {
+  let low = 0, high = axis.length;
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (found.time[middle] < time) low = middle + 1;
+    if (axis[middle] < place) low = middle + 1;
     else high = middle;
   }
-  return found.step[Math.min(low, found.step.length - 1)];
+  return values[Math.min(low, values.length - 1)];
 }
 
 /** @param {any} description */
@@ -174,6 +197,10 @@ export function bars(caption, rows, sum) {
 /** @param {any[]} events */
 function happened(events) {
   if (!events.length) return null;
-  const rows = events.slice(-100).reverse().map((one) => [new Date(one.time_s * 1000).toLocaleTimeString(), h("span", { class: "kind" }, h("i", { class: `mark ${String(one.kind).replace(" ", "-")}` }), String(one.kind)), one.step === null ? "" : short(one.step, 6), one.text]);
-  return panel("What happened", () => table("Events of the run", ["time", "what", "step", ""], rows));
+  const rows = events.slice(-100).reverse().map((one) => [new Date(one.time_s * 1000).toLocaleTimeString(), h("span", {}, h("i", { class: `mark ${String(one.kind).replace(" ", "-")}` }), String(one.kind)), one.step === null ? "" : short(one.step, 6), one.text]);
+  return panel("What happened", () => {
+    const shown = table("Events of the run", ["time", "what", "step", "more"], rows);
+    shown.classList.add("events");
+    return shown;
+  });
 }

@@ -2,7 +2,7 @@
 
 /**
  * @typedef {{mean: Float32Array, low: Float32Array, high: Float32Array}} Column
- * @typedef {{step: Float64Array, time: Float64Array, columns: Map<string, Column>}} Series
+ * @typedef {{step: Float64Array, time: Float64Array, columns: Map<string, Column>, isWhole: boolean}} Series
  */
 
 /** @param {string} path @param {Object<string, any>} asked lists are repeated, null is left out */
@@ -34,13 +34,13 @@ export async function json(path, asked) {
 export async function series(asked) {
   const bytes = await (await get("series", asked)).arrayBuffer();
   const length = new DataView(bytes).getUint32(0, true);
-  const { names, rows } = JSON.parse(new TextDecoder().decode(new Uint8Array(bytes, 4, length)));
+  const { names, rows, isWhole } = JSON.parse(new TextDecoder().decode(new Uint8Array(bytes, 4, length)));
   let at = 4 + length;
   const doubles = () => new Float64Array(bytes, (at += 8 * rows) - 8 * rows, rows);
   const floats = () => new Float32Array(bytes, (at += 4 * rows) - 4 * rows, rows);
   const step = doubles(), time = doubles();
   const columns = new Map(names.map((/** @type {string} */ name) => [name, { mean: floats(), low: floats(), high: floats() }]));
-  return { step, time, columns };
+  return { step, time, columns, isWhole };
 }
 
 /**

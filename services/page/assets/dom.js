@@ -35,6 +35,22 @@ export function table(caption, heads, rows) {
 }
 
 /**
+ * Replaces what an element holds; the tables in it stay where they were scrolled to, and keep the focus.
+ * @param {Element} parent
+ * @param {...(Element | null)} children
+ */
+export function renew(parent, ...children) {
+  const label = (/** @type {Element | null} */ one) => one?.getAttribute("aria-label");
+  const places = new Map([...parent.querySelectorAll(".scroll")].map((one) => [label(one), [one.scrollLeft, one.scrollTop]]));
+  const focused = parent.contains(document.activeElement) ? label(document.activeElement) : undefined;
+  parent.replaceChildren(...children.filter((child) => child !== null));
+  for (const one of /** @type {NodeListOf<HTMLElement>} */ (parent.querySelectorAll(".scroll"))) {
+    [one.scrollLeft, one.scrollTop] = places.get(label(one)) ?? [0, 0];
+    if (focused && label(one) === focused) one.focus({ preventScroll: true });
+  }
+}
+
+/**
  * Returns a section with a heading, or what went wrong in making it: one damaged file hides one section.
  * @param {string} title
  * @param {() => any} make returns a node, several, or null
@@ -70,7 +86,13 @@ export function duration(seconds) {
   if (typeof seconds !== "number" || !Number.isFinite(seconds)) return "-";
   if (seconds < 90) return `${Math.round(seconds)} s`;
   if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
-  return seconds < 172800 ? `${(seconds / 3600).toFixed(1)} h` : `${(seconds / 86400).toFixed(1)} days`;
+  return seconds < 172800 ? `${trim((seconds / 3600).toFixed(1))} h` : `${trim((seconds / 86400).toFixed(1))} days`;
+}
+
+/** @param {number} seconds @returns {string} hours, minutes and seconds */
+export function clock(seconds) {
+  const sign = seconds < 0 ? "\u2212" : "", whole = Math.round(Math.abs(seconds)), two = (/** @type {number} */ part) => String(part).padStart(2, "0");
+  return `${sign}${Math.floor(whole / 3600)}:${two(Math.floor(whole / 60) % 60)}:${two(whole % 60)}`;
 }
 
 /** @param {any} part @param {any} whole @returns {number} a share from 0 to 1 */

@@ -17,6 +17,7 @@ export class Overview {
     this.chosen = new Set(new URLSearchParams(location.hash.split("?")[1] ?? "").getAll("run"));
     this.name = new URLSearchParams(location.hash.split("?")[1] ?? "").get("name") ?? "";
     this.group = new Group(() => this.later(200));
+    this.group.isElapsed = true;
     this.list = h("ul", { class: "cards" }, h("li", { class: "quiet" }, "Looking for runs"));
     this.compared = h("div", { keydown: keys(this.group) });
     this.element = h("div", {}, h("h1", {}, "Runs"), this.compared, this.list);
@@ -126,15 +127,15 @@ Overview.prototype.chart = undefined;
 function behavior(one, entry) {
   const done = share(one.step, one.max_steps), what = one.what || "reward";
   const value = one.value ?? one.reward;
+  const hasSteps = one.step > 0 || one.max_steps > 0; // not in a tournament
   return h("div", { class: "behavior" },
-    h("div", {}, h("strong", {}, String(one.name)),
-      h("div", { class: "value" }, short(value), h("small", {}, ` ${what}`))),
+    h("div", {}, h("strong", {}, String(one.name)), hasSteps ? h("div", { class: "value" }, short(value), h("small", {}, ` ${what}`)) : null),
     spark(list(one.spark), `${what} over steps`),
-    h("div", { class: "wide" },
-      h("progress", { value: done, max: 1, "aria-label": `progress of ${one.name}` }),
+    hasSteps ? h("div", { class: "wide" },
+      one.max_steps > 0 ? h("progress", { value: done, max: 1, "aria-label": `progress of ${one.name}` }) : null,
       h("small", {}, `${short(one.step)}${one.max_steps ? ` of ${short(one.max_steps)}` : ""} steps`,
         typeof one.steps_per_s === "number" ? `, ${short(one.steps_per_s)}/s` : "",
-        entry.state === "running" && one.eta_s ? `, ${duration(one.eta_s)} left` : "")));
+        entry.state === "running" && one.eta_s ? `, ${duration(one.eta_s)} left` : "")) : null);
 }
 
 /** @param {any[]} points @param {string} name */

@@ -19,6 +19,7 @@ const VIEWS = { curves: ["Curves", Curves], pipeline: ["Pipeline", Pipeline], le
 const main = /** @type {HTMLElement} */ (document.getElementById("main"));
 const nav = /** @type {HTMLElement} */ (document.getElementById("views"));
 const link = /** @type {HTMLElement} */ (document.getElementById("link"));
+const problem = h("p", { class: "bad", role: "alert" });
 /** @type {View | null} */
 let view = null;
 /** @type {() => void} */
@@ -38,12 +39,23 @@ function go() {
       h("a", { href: `#/run/${encodeURIComponent(run)}/${name}`, "aria-current": name === (VIEWS[kind] ? kind : "curves") && "page" }, title))),
   );
   stop = follow(run, {
-    runs: (changed) => now.onRuns?.(changed),
-    status: (status) => now.onStatus?.(status),
+    runs: (changed) => shown(() => now.onRuns?.(changed)),
+    status: (status) => shown(() => now.onStatus?.(status)),
   }, (isOpen) => {
     link.textContent = isOpen ? "live" : "reconnecting";
     link.classList.toggle("bad", !isOpen);
   });
+}
+
+/** Shows what came, or why it cannot be shown. @param {() => void} show */
+function shown(show) {
+  try {
+    show();
+    problem.remove();
+  } catch (error) {
+    problem.textContent = `This cannot be shown: ${error}`;
+    main.prepend(problem);
+  }
 }
 
 /** @param {string} text */

@@ -7,12 +7,14 @@ const TEAMS = ["#3f90da", "#e76300", "#832db6", "#ffa90e", "#94a4a2", "#bd1f01"]
 const FILLS = /** @type {Object<string, string>} */ ({ ground: "#2f6b4f", wall: "#5b6570", ball: "#ffffff", goal: "#ffa90e" });
 const EVERY_MS = 10000;
 const MOST_FRAMES = 20000;
+/** Height of a field as a share of its width, beyond which it is drawn smaller. */
+const MOST_TALL = 1.5;
 
 export class Watch {
   /** @param {string} run */
   constructor(run) {
     this.run = run;
-    this.screens = [new Screen(run, "First"), new Screen(run, "Second")];
+    this.screens = ["First", "Second"].map((name) => new Screen(run, name, () => this.arrange()));
     this.time = 0;
     this.last = 0;
     this.isPlaying = !matchMedia("(prefers-reduced-motion: reduce)").matches;
@@ -24,10 +26,11 @@ export class Watch {
       this.tell();
     } });
     this.speed = h("select", { id: "speed" }, ...[0.5, 1, 2, 4].map((one) => h("option", { value: one, selected: one === 2 }, `${one}\u00d7`)));
-    this.clock = h("output", { for: "scrub" }, "");
+    this.clock = h("span", {}); // no output, which would be read out at every change
     this.note = h("p", { class: "quiet" }, "Looking for recorded matches");
+    this.timing = h("div", { class: "controls timing" }, this.scrub, this.clock, h("label", { for: "speed" }, "Speed"), this.speed);
     this.stage = h("div", { hidden: true },
-      h("form", { class: "controls", submit: (/** @type {Event} */ event) => event.preventDefault() }, this.button, this.scrub, this.clock, h("label", { for: "speed" }, "Speed"), this.speed),
+      h("form", { class: "controls", submit: (/** @type {Event} */ event) => event.preventDefault() }, this.button, this.timing),
       h("div", { class: "screens" }, ...this.screens.map((one) => one.element)));
     this.element = h("div", {}, h("h1", {}, run), this.note, this.stage);
     this.known = "";
@@ -54,6 +57,13 @@ export class Watch {
   play(isPlaying) {
     this.isPlaying = isPlaying;
     this.button.textContent = isPlaying ? "Pause" : "Play";
+    this.screens.forEach((one) => one.still(!isPlaying));
+  }
+
+  /** Adapts the controls to what is shown: a video has no time of its own. */
+  arrange() {
+    this.timing.hidden = !this.screens.some((one) => one.length);
+    this.screens.forEach((one) => one.still(!this.isPlaying));
   }
 
   length() {
@@ -76,6 +86,7 @@ export class Watch {
 
   tell() {
     this.clock.textContent = `${Math.min(this.time, this.length()).toFixed(1)} of ${this.length().toFixed(1)} s`;
+    this.scrub.setAttribute("aria-valuetext", this.clock.textContent);
   }
 
   close() {
@@ -86,17 +97,20 @@ export class Watch {
 
 /** One match, with the choice which. */
 class Screen {
-  /** @param {string} run @param {string} name */
-  constructor(run, name) {
+  /** @param {string} run @param {string} name @param {() => void} onLoad */
+  constructor(run, name, onLoad) {
     this.run = run;
+    this.onLoad = onLoad;
     this.length = 0;
     this.scene = /** @type {any} */ ({});
-    this.frames = /** @type {number[][][]} */ ([]);
+    this.frames = /** @type {{places: number[][], score: any[]}[]} */ ([]);
     this.select = h("select", { "aria-label": `${name} match`, change: () => this.load() });
     this.canvas = h("canvas", { role: "img", "aria-label": "no match" });
-    this.video = h("img", { alt: "", hidden: true });
-    this.score = h("p", { class: "score" });
-    this.element = h("figure", { class: "chart" }, this.select, this.canvas, this.video, this.score);
+    this.video = h("img", { alt: "", hidden: true, load: onLoad });
+    this.score = h("strong", {});
+    this.note = h("span", { class: "quiet" });
+    this.board = h("p", { class: "score" });
+    this.element = h("figure", { class: "chart", "aria-label": `${name} screen` }, this.select, this.canvas, this.video, this.board);
     this.wasChosen = false;
   }
 
@@ -118,29 +132,49 @@ class Screen {
     if (isVideo) {
       this.video.src = place;
       this.video.alt = `video ${name}`;
-      this.score.textContent = "";
+      this.board.replaceChildren();
       return;
     }
     try {
-      const lines = (await (await fetch(place)).text()).split("\n").filter(Boolean).slice(0, MOST_FRAMES);
+      const text = await (await fetch(place)).text();
+      if (name !== this.select.value) return;
+      const lines = text.split("\n").filter(Boolean).slice(0, MOST_FRAMES);
       this.scene = JSON.parse(lines[0]);
-      this.frames = lines.slice(1).map((line) => list(JSON.parse(line)).filter(Array.isArray));
+      this.frames = lines.slice(1).map((line) => {
+        const frame = list(JSON.parse(line));
+        return { places: frame.filter(Array.isArray), score: list(frame[frame.length - 1]?.score) };
+      });
       if (this.scene.format !== "sparring-replay" || !(this.scene.frame_s > 0) || list(this.scene.field).length !== 4) throw new Error("it is no replay");
       this.length = this.frames.length * this.scene.frame_s;
       const result = entries(this.scene.result).map(([team, points]) => `team ${Number(team) + 1} ${points === 1 ? "won" : points === 0.5 ? "drew" : points === 0 ? "lost" : short(points)}`).join(", ");
       this.result = result || "no result";
+      const teams = [...new Set(list(this.scene.moving).map((one) => one?.team).filter(Number.isInteger))].sort((a, b) => a - b).slice(0, TEAMS.length);
+      const names = teams.map((team) => h("span", {}, chip(team), `Team ${team + 1}`)), half = Math.ceil(names.length / 2);
+      this.board.replaceChildren(...names.slice(0, half), this.score, ...names.slice(half), this.note);
       this.canvas.setAttribute("aria-label", `${this.scene.game ?? "match"} of ${duration(this.length)}: ${this.result}`);
       this.draw(0);
+      this.onLoad();
     } catch (error) {
-      this.score.textContent = `This match cannot be shown: ${error}`;
+      this.board.replaceChildren(h("span", { class: "bad" }, `This match cannot be shown: ${error}`));
     }
+  }
+
+  /** Stops a video at its present picture, or lets it go on. @param {boolean} isStill */
+  still(isStill) {
+    if (!this.select.value.endsWith(".gif") || !this.video.naturalWidth) return;
+    [this.canvas.width, this.canvas.height] = [this.video.naturalWidth, this.video.naturalHeight];
+    this.canvas.style.height = "";
+    this.canvas.setAttribute("aria-label", this.video.alt);
+    this.canvas.getContext("2d").drawImage(this.video, 0, 0);
+    this.canvas.hidden = !isStill;
+    this.video.hidden = isStill;
   }
 
   /** @param {number} time seconds since the beginning */
   draw(time) {
     if (!this.length) return;
     const [left, bottom, right, top] = this.scene.field, width = this.canvas.clientWidth;
-    const zoom = width / (right - left), height = zoom * (top - bottom), pixels = devicePixelRatio;
+    const zoom = Math.min(width / (right - left), MOST_TALL * width / (top - bottom)), height = zoom * (top - bottom), pixels = devicePixelRatio;
     if (this.canvas.width !== Math.round(width * pixels) || this.canvas.height !== Math.round(height * pixels)) {
       this.canvas.width = Math.round(width * pixels);
       this.canvas.height = Math.round(height * pixels);
@@ -151,18 +185,26 @@ class Screen {
     context.clearRect(left, bottom, right - left, top - bottom);
     for (const one of list(this.scene.fixed)) shape(context, one, [0, 0, 0], zoom);
     const at = Math.min(this.frames.length - 1, time / this.scene.frame_s), before = Math.floor(at), share = at - before;
-    const frame = this.frames[before] ?? [], next = this.frames[before + 1] ?? frame;
+    const { places: frame, score } = this.frames[before], next = this.frames[before + 1]?.places ?? frame;
     list(this.scene.moving).forEach((one, number) => {
       const [a, b] = [frame[number], next[number] ?? frame[number]];
       if (a) shape(context, one, [a[0] + (b[0] - a[0]) * share, a[1] + (b[1] - a[1]) * share, a[2] + turn(b[2] - a[2]) * share], zoom);
     });
     const isOver = before >= this.frames.length - 1;
-    this.score.textContent = isOver ? `${this.result}, after ${this.length.toFixed(1)} s` : `${Math.min(time, this.length).toFixed(1)} s`;
+    this.score.textContent = score.map((points) => short(points)).join(" : ");
+    this.note.textContent = isOver ? `${this.result}, after ${this.length.toFixed(1)} s` : `${Math.min(time, this.length).toFixed(1)} s`;
   }
 }
 
 /** @type {string} */
 Screen.prototype.result = "";
+
+/** Returns a square in the color of a team. @param {number} team */
+function chip(team) {
+  const found = h("i", { class: "mark" });
+  found.style.background = TEAMS[team % TEAMS.length];
+  return found;
+}
 
 /** Returns an angle from -pi to pi. @param {number} angle */
 function turn(angle) {
