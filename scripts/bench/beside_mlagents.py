@@ -1,4 +1,4 @@
-"""This project beside Unity ML-Agents 1.1.0: `python scripts/bench/beside_mlagents.py [balance] [push] [--seeds 3]`.
+"""This project beside Unity ML-Agents 1.1.0: `python scripts/bench/beside_mlagents.py [GAME ...] [--seeds 3]`.
 
 Both trainers learn the same games over Unity's protocol, from the same configuration file with the same seed, in turn:
 the one that begins changes from seed to seed. The player belongs to neither: it uses ML-Agents' own protobufs and
@@ -6,6 +6,8 @@ records each episode itself, so that the game measures both curves. A step is a 
 
 balance  3DBall: its file, and a stand-in for its physics; 100 is the most. Prints the reward (moving mean of 12,000
          steps) at equal steps, steps and seconds to 90, and steps/s; medians over seeds, then each run.
+balance_sac
+         the same game, with ML-Agents' file for SAC.
 push     two bodies push each other off a line: PPO with self-play. Prints steps/s, and the points of this project's
          policies against ML-Agents' (1 a win, 0.5 a draw) at each third of the steps: every seed against every seed,
          half of the matches from each side, actions sampled. Two 95 % intervals: Wilson's over matches, and a
@@ -51,7 +53,7 @@ from sparring.services.supervision.launch import checkpoints_of
 
 WINDOW: Final = 12_000
 """Steps of the moving mean: the longest episodes of all 12 agents of balance."""
-THRESHOLD: Final = {"balance": 90.0}
+THRESHOLD: Final = {"balance": 90.0, "balance_sac": 90.0}
 MATCHES: Final = 200
 """Matches of each pair of runs."""
 

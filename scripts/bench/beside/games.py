@@ -222,6 +222,6 @@ class Push:
         return found
 
 
-GAMES: Final[dict[str, Callable[[int, int], Game]]] = {"balance": Balance, "push": Push}
+GAMES: Final[dict[str, Callable[[int, int], Game]]] = {"balance": Balance, "balance_sac": Balance, "push": Push}
 """Makers of games by name; arguments: arenas, seed."""
-ARENAS: Final = {"balance": 12, "push": 8}
+ARENAS: Final = {"balance": 12, "balance_sac": 12, "push": 8}

@@ -20,8 +20,8 @@ import yaml
 BENCH: Final = Path(__file__).parents[1]
 ROOT: Final = BENCH.parents[1]
 MLAGENTS: Final = "mlagents"
-BEHAVIORS: Final = {"balance": "3DBall", "push": "Push"}
-STEPS: Final = {"balance": 300_000, "push": 150_000}
+BEHAVIORS: Final = {"balance": "3DBall", "balance_sac": "3DBall", "push": "Push"}
+STEPS: Final = {"balance": 300_000, "balance_sac": 80_000, "push": 150_000}
 CHECKPOINTS: Final = 3
 """Number of checkpoints that a run keeps, at equal distances."""
 CONFIGS: Final[dict[str, dict[str, Any]]] = {
@@ -38,6 +38,24 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
             "learning_rate_schedule": "linear",
         },
         "network_settings": {"normalize": True, "hidden_units": 128, "num_layers": 2, "vis_encode_type": "simple"},
+        "reward_signals": {"extrinsic": {"gamma": 0.99, "strength": 1.0}},
+        "time_horizon": 1000,
+    },
+    "balance_sac": {  # ML-Agents' own config/sac/3DBall.yaml
+        "trainer_type": "sac",
+        "hyperparameters": {
+            "batch_size": 64,
+            "buffer_size": 200_000,
+            "buffer_init_steps": 0,
+            "learning_rate": 3e-4,
+            "learning_rate_schedule": "constant",
+            "tau": 0.005,
+            "steps_per_update": 10.0,
+            "save_replay_buffer": False,
+            "init_entcoef": 0.5,
+            "reward_signal_steps_per_update": 10.0,
+        },
+        "network_settings": {"normalize": True, "hidden_units": 64, "num_layers": 2, "vis_encode_type": "simple"},
         "reward_signals": {"extrinsic": {"gamma": 0.99, "strength": 1.0}},
         "time_horizon": 1000,
     },
