@@ -47,11 +47,12 @@ WINDOW: Final = 100
 OURS: Final = "sparring"
 PACKAGES: Final = {
     "sb3": ("gymnasium", "stable-baselines3"),
+    "sb3_sac": ("gymnasium[mujoco]", "stable-baselines3"),
     "script": ("gymnasium",),
     "sample_factory": ("gymnasium<1.0", "numpy<2", "sample-factory"),
 }
 """What each trainer's environment needs beside torch."""
-TRAINERS: Final = (OURS, *PACKAGES, "mlagents")
+TRAINERS: Final = (OURS, "sb3", "script", "sample_factory", "mlagents")
 
 
 def interpreter_of(trainer: str, torch: str) -> Path:

@@ -1,7 +1,8 @@
 """The games of `peers.py` as Gymnasium environments, the same for every trainer; each records its own episodes.
 
 They need gymnasium and numpy alone, and run in the environment of each trainer. Importing this module registers them:
-`beside.environments:CartPole-v9`, `...:Balance-v9` and `...:Catch-v9`.
+`beside.environments:CartPole-v9`, `...:Balance-v9`, `...:Catch-v9`, and `...:Recorded-v9`, the environment of Gymnasium
+that `PEERS_GAME` names.
 """
 
 from __future__ import annotations
@@ -112,6 +113,11 @@ def catch() -> Recorded:
     return Recorded(Catch())
 
 
+def recorded() -> Recorded:
+    return Recorded(gym.make(os.environ["PEERS_GAME"], disable_env_checker=True))
+
+
 MAKERS: Final = {"cartpole": cartpole, "balance": balance, "catch": catch}
 for name, maker in MAKERS.items():
     gym.register(GAMES[name].environment, entry_point=maker, order_enforce=False, disable_env_checker=True)  # type: ignore[arg-type]
+gym.register("Recorded-v9", entry_point=recorded, order_enforce=False, disable_env_checker=True)  # type: ignore[arg-type]
