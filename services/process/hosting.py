@@ -34,6 +34,7 @@ LOOP_OPTIONS: Final = {"use_uvloop": sys.implementation.name == "cpython"}
 """Options of the event loop of every process of a run."""
 
 _TAIL: Final = 8192
+_SHOWN: Final = 40
 
 
 async def follow_signals(react: Callable[[], None]) -> None:
@@ -140,7 +141,7 @@ class Process:
             return ""
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
         how += ", could not write its files (no room on the disk?)" if status == DISK_FULL else ""
-        return ": ".join(filter(None, (how, self.last_lines().strip())))
+        return ": ".join(filter(None, (how, self._error())))
 
     def stop(self) -> None:
         """Sends SIGTERM."""
@@ -158,8 +159,18 @@ class Process:
             with contextlib.suppress(ProcessLookupError, PermissionError):  # it may have no group yet
                 kill(self.process.pid, signal.SIGKILL)
 
+    def _error(self) -> str:
+        """Returns the line of its standard error that names its failure: the last one.
+
+        Node writes its stack, further facts and its version behind that line.
+        """
+        lines = self.last_lines(_SHOWN).splitlines()
+        if lines and lines[-1].startswith("Node.js v"):
+            lines = [line for line in lines[:-1] if not line.startswith((" ", "}"))] or lines
+        return lines[-1].strip() if lines else ""
+
     def last_lines(self, most: int = 1) -> str:
-        """Returns the end of its standard error, without empty lines; the last line names a failure."""
+        """Returns the end of its standard error, without empty lines."""
         try:
             with self.errors.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size

@@ -34,6 +34,16 @@ async def test_final_report_is_that_of_the_current_incarnation(host: ProcessHost
     assert await start(host, "import os; os.kill(os.getpid(), 9)").wait() == "signal SIGKILL"
 
 
+async def test_error_of_node_is_named_without_the_stack_that_follows_it(host: ProcessHost) -> None:
+    written = (
+        "file:///own/game.mjs:19\n    throw new Error('no texture');\n    ^\n\nError: no texture\n"
+        "    at step (file:///own/game.mjs:19:53)\n    at run (file:///own/kit.js:830:12) {\n"
+        "  code: 'x',\n}\n\nNode.js v20.20.2"
+    )
+    assert await start(host, f"raise SystemExit({written!r})").wait() == "exit status 1: Error: no texture"
+    assert await start(host, "raise SystemExit('Node.js v20.20.2')").wait() == "exit status 1: Node.js v20.20.2"
+
+
 async def test_process_starts_without_the_file_for_its_errors(tmp_path: Path) -> None:
     """Users remove folders and replace files of a run that goes on."""
     logs = tmp_path / "logs"
