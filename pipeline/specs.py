@@ -69,6 +69,11 @@ class ObservationSpec:
                 remedy="convert it in the simulator",
             )
 
+    def __str__(self) -> str:
+        """Returns it in words."""
+        unit = {"image": " of bytes" if self.dtype == "uint8" else " of floats", "entities": " (number x features)"}
+        return f"{self.name}: {self.kind} {' x '.join(map(str, self.shape))}{unit.get(self.kind, '')}"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActionSpec:
@@ -96,6 +101,12 @@ class ActionSpec:
                 remedy="give the behavior an action, or do not report it",
             )
 
+    def __str__(self) -> str:
+        """Returns them in words."""
+        parts = [f"{self.continuous} continuous"] if self.continuous else []
+        parts += [f"branches of {', '.join(map(str, self.discrete))} choices"] if self.discrete else []
+        return " and ".join(parts)
+
     @property
     def parts(self) -> int:
         """Returns the number of continuous dimensions and branches."""
@@ -122,6 +133,10 @@ class BehaviorSpec:
                 expected="at least one, each with a name of its own",
                 remedy="name every observation differently",
             )
+
+    def __str__(self) -> str:
+        """Returns what agents observe and how they act, in words."""
+        return f"observations {', '.join(map(str, self.observations))}; actions {self.actions}"
 
     @property
     def observation_bytes(self) -> int:

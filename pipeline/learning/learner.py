@@ -328,10 +328,15 @@ def check_description(behavior: str, description: dict[str, Json], checkpoint: C
     other = {"behavior": checkpoint.behavior} | checkpoint.description
     if differing := sorted(key for key in own.keys() | other.keys() if own.get(key) != other.get(key)):
         raise CheckpointError(
-            got=f"a checkpoint with { ({key: other.get(key) for key in differing}) }",
-            expected=f"{ ({key: own.get(key) for key in differing}) }",
+            got=f"a checkpoint with {', '.join(_in_words(key, other.get(key)) for key in differing)}",
+            expected=", ".join(_in_words(key, own.get(key)) for key in differing),
             remedy="resume with the settings and the simulator of the run that wrote it, or start a new run",
         )
+
+
+def _in_words(key: str, value: Json) -> str:
+    """Returns a part of a description in words."""
+    return str(read_spec(value)) if key == "spec" and value is not None else f"{key} {value}"
 
 
 def restorable(algorithm: Algorithm, generator: torch.Generator, checkpoint: Checkpoint) -> dict[str, Tensor]:

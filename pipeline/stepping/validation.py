@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sparring.pipeline.errors import RemoteProtocolError
 from sparring.pipeline.messages.simulator import BehaviorReport, Decisions, Ends
-from sparring.pipeline.specs import Array, BehaviorSpec, ObservationSpec
+from sparring.pipeline.specs import Array, BehaviorSpec
 
 MAX_GROUP: Final = 2**31 - 1
 MAX_NUMBER: Final = 1e18
@@ -49,24 +49,11 @@ def describe_report(report: BehaviorReport, spec: BehaviorSpec) -> str:
     return "; ".join(
         [
             f"agents {0 if rows is None else len(rows.agents)}",
-            describe_spec(spec),
+            str(spec),
             f"masks {'none' if rows is None or rows.masks is None else 'yes'}",
             f"groups {count or 'none'}",
         ]
     )
-
-
-def describe_spec(spec: BehaviorSpec) -> str:
-    """Describes what agents observe and how they act."""
-    acts = spec.actions
-    actions = [f"{acts.continuous} continuous"] if acts.continuous else []
-    actions += [f"branches of {', '.join(map(str, acts.discrete))} choices"] if acts.discrete else []
-    return f"observations {', '.join(map(_describe, spec.observations))}; actions {' and '.join(actions)}"
-
-
-def _describe(one: ObservationSpec) -> str:
-    unit = {"image": " of bytes" if one.dtype == "uint8" else " of floats", "entities": " (number x features)"}
-    return f"{one.name}: {one.kind} {' x '.join(map(str, one.shape))}{unit.get(one.kind, '')}"
 
 
 def image_out_of_range(report: BehaviorReport, spec: BehaviorSpec) -> str:

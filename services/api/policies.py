@@ -11,7 +11,6 @@ import numpy as np
 from sparring.pipeline.bridges.spaces import Actions, Observations, forbidden_choices
 from sparring.pipeline.errors import SettingsError, install_command
 from sparring.pipeline.specs import Array, BehaviorSpec, Flags, Floats, read_spec
-from sparring.pipeline.stepping.validation import describe_spec
 from sparring.services.commands.runs import find
 
 Value = Any
@@ -228,10 +227,10 @@ def load(
     forms = {one: _form(env, one, images) for one in agents or (None,)}
     form = next((one for one in forms.values() if one.spec == network.spec), None)
     if form is None:
-        got = describe_spec(next(iter(forms.values())).spec)
+        got = next(iter(forms.values())).spec
         raise SettingsError(
-            f"got an environment with {got}; expected {describe_spec(network.spec)}; give the environment in which "
-            f"{network.behavior} was trained, with its wrappers"
+            f"got an environment with {got}; expected {network.spec}; give the environment in which {network.behavior} "
+            "was trained, with its wrappers"
         )
     return Policy(network, form, agents)
 
