@@ -335,18 +335,22 @@ def _pixels(
         low, high = float(space.low.min()), float(space.high.max())
         return lambda items: ((np.asarray(items, np.float64) - low) / ((high - low) or 1)).astype(np.float32), "float32"
     if brightest == 255:
-        return _bytes, "uint8"
+        return partial(_bytes, is_dark=isinstance(space, spaces.Box) and bool(space.high.max() > 1)), "uint8"
     return lambda items: _scale_bytes(_bytes(items), name, brightest), "uint8"
 
 
-def _bytes(items: Value) -> Array:
-    """Returns pixels as bytes; raises ValueError where that would change them."""
+def _bytes(items: Value, *, is_dark: bool = False) -> Array:
+    """Returns pixels as bytes.
+
+    Raises:
+        ValueError: that would change them; or they are floats from 0 to 1, which are too dark as bytes (`is_dark`).
+    """
     values = np.asarray(items)
     if values.dtype == np.uint8:
         return values
     with np.errstate(invalid="ignore"):
         pixels = values.astype(np.uint8)
-    if (pixels != values).any():
+    if (pixels != values).any() or (is_dark and values.dtype.kind == "f" and pixels.any() and pixels.max() <= 1):
         raise ValueError("not bytes")
     return pixels
 

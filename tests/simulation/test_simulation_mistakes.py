@@ -36,6 +36,7 @@ IMAGE = spaces.Box(0, 255, (8, 8, 3), np.uint8)
         (IMAGE, np.zeros((3, 8, 8), np.uint8), r"got an array \(3, 8, 8\) of uint8"),
         (IMAGE, np.full((8, 8, 3), 0.5), r"float64 with values from 0.5 to 0.5"),
         (IMAGE, np.full((8, 8, 3), 300), "with values from 300 to 300"),
+        (IMAGE, np.eye(8)[:, :, None].repeat(3, 2), "float64 with values from 0 to 1 as observation"),
     ],
 )
 def test_a_value_that_its_space_does_not_have_is_shown(space: spaces.Space[Any], value: Any, explained: str) -> None:
