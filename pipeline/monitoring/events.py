@@ -1,6 +1,5 @@
 """Reads the events of a run from the files in its folder, which are the queue of a reader of any speed."""
 
-import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
+
+import pydantic_core
 
 from sparring.pipeline.files import Json
 
@@ -109,7 +110,7 @@ class Lines:
             for line, end in part.lines(begin, _BATCH):
                 self.position = part.head, end
                 try:
-                    content = json.loads(line)
+                    content = pydantic_core.from_json(line)
                 except ValueError:
                     self.unreadable += 1
                     continue

@@ -1,14 +1,16 @@
-"""Measures the page: 50 runs of 100,000 points, five pages that watch, and the training beside it.
+"""Measures the page: 50 runs of 100,000 points, five windows of a browser that watch, and the training beside it.
 
     python scripts/bench/page.py              # first paint, panning, memory and CPU of the server; needs chromium
     python scripts/bench/page.py --training   # steps per second of a run with a page that is looked at, and without
 
-All runs of the first part are links to the same intervals; one of them goes on meanwhile.
+All runs of the first part are links to the same intervals; a further one goes on meanwhile, and is watched. Beside the
+training, questions are asked as a browser asks them, because a browser would need the cores of this machine itself.
 """
 
 import argparse
 import json
 import os
+import shutil
 import socket
 import statistics
 import subprocess
@@ -26,9 +28,10 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 from tests.page.browser import browser
-from tests.page.page_runs import interval, write_run
+from tests.page.page_runs import interval, write_league, write_run
 
-RUNS, POINTS, PAGES, WATCHED_S, FRAMES = 50, 100_000, 5, 60, 200
+RUNS, POINTS, WATCHED_S, FRAMES = 50, 100_000, 60, 200
+VIEWS = ("#/", "#/run/live/curves", "#/run/live/pipeline", "#/run/live/league", "#/run/live/watch")
 SPARRING = (sys.executable, "-P", "-m", "sparring")
 MEANS = ("Policy/Entropy", "Policy/Learning Rate", "Losses/Policy Loss", "Losses/Value Loss", "Update/Approximate KL")
 
@@ -47,6 +50,12 @@ PAN = """new Promise((done) => {
 })""".replace("FRAMES", str(FRAMES))
 
 
+LOSS = "[...document.querySelectorAll('figure.chart')].find((one) => /Losses/.test(one.textContent))?.chart.lines[0]"
+WHOLE = "document.querySelector('.charts')?.getAttribute('aria-busy') === 'false'"
+"""Whether all intervals of a run have been read."""
+LAST = f"{LOSS}.x.at(-1)"
+
+
 def line(step: int) -> bytes:
     means = dict.fromkeys(MEANS, step % 977 / 977)
     return json.dumps(interval(step, means=means)).encode() + b"\n"
@@ -62,7 +71,10 @@ def write_runs(results: Path) -> Path:
         (folder / "metrics.jsonl").unlink()
         (folder / "metrics.jsonl").hardlink_to(first / "metrics.jsonl")
         (folder / "summary.json").write_text(json.dumps({"status": "completed", "wall_s": 1.0, "behaviors": {}}))
-    return write_run(results / "live", [interval(step) for step in range(100, 100_000, 100)])
+    live = write_league(results / "live")
+    with (live / "metrics.jsonl").open("wb") as file, (first / "metrics.jsonl").open("rb") as known:
+        shutil.copyfileobj(known, file)
+    return live
 
 
 def _listens(port: int) -> bool:
@@ -87,13 +99,13 @@ def served(results: Path) -> Iterator[tuple[psutil.Process, str]]:
 
 def go_on(live: Path, stop: threading.Event) -> None:
     """Writes as a monitor does: an interval and the status each second."""
-    step = 100_000
+    step = 100 * POINTS
     while not stop.wait(1.0):
         step += 100
         with (live / "metrics.jsonl").open("ab") as file:
             file.write(line(step))
         status = json.loads((live / "status.json").read_text())
-        status["time_s"], status["behaviors"] = time.time(), {"Walk": {"step": step, "max_steps": 10**6}}
+        status["time_s"], status["behaviors"]["Walk"]["step"] = time.time(), step
         (live / ".status.new").write_text(json.dumps(status))
         (live / ".status.new").replace(live / "status.json")
 
@@ -110,6 +122,16 @@ def look(address: str, run: str, behavior: str, stop: threading.Event) -> None:
     while not stop.wait(5.0):
         for place in (f"run?run={run}", f"series?run={run}&behavior={behavior}&points=700"):
             urllib.request.urlopen(f"{address}/api/{place}", timeout=30).read()
+
+
+def used_s(process: psutil.Process) -> float:
+    """Returns the CPU time of a process."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def memory(process: psutil.Process) -> str:
+    return f"memory of the server {process.memory_info().rss / 2**20:.0f} MiB"
 
 
 def measure_page() -> None:
@@ -130,6 +152,8 @@ def measure_page() -> None:
             tab.show(f"{address}/#/run/run-07")
             tab.wait_for("document.querySelectorAll('canvas').length > 3", 60)
             print(f"curves of one run, unread before: {time.perf_counter() - begin:.2f} s")
+            tab.wait_for(WHOLE, 60)
+            print(f"with all its intervals: {time.perf_counter() - begin:.2f} s")
             spent = sorted(tab.value(PAN))
             print(
                 f"panning: script of a frame {statistics.median(spent):.2f} ms, 99 % {spent[int(0.99 * FRAMES)]:.2f} ms"
@@ -139,16 +163,17 @@ def measure_page() -> None:
             tab.show(f"{address}/#/?{chosen}&name=reward")
             tab.wait_for(f"document.querySelector('figure.chart')?.chart.lines.length === {RUNS}", 300)
             print(f"comparison of all {RUNS} runs: {time.perf_counter() - begin:.1f} s")
-            print(f"memory of the server {server.memory_info().rss / 2**20:.0f} MiB")
-            tab.show("about:blank")
-            for _ in range(PAGES):
-                threading.Thread(target=look, args=(address, "live", "Walk", stop), daemon=True).start()
-            time.sleep(5)
-            before = server.cpu_times()
+            print(memory(server))
+            tab.show(f"{address}/{VIEWS[0]}")
+            windows = [tab, *(tab.window(f"{address}/{view}") for view in VIEWS[1:])]
+            for window in windows:
+                window.wait_for("document.getElementById('link').textContent === 'live' && !document.hidden")
+            windows[1].wait_for(WHOLE, 300)
+            before, steps = used_s(server), windows[1].value(LAST)
             time.sleep(WATCHED_S)
-            after = server.cpu_times()
-            used = after.user + after.system - before.user - before.system
-            print(f"{PAGES} pages watch a run: {used / WATCHED_S:.1%} of a core")
+            share = (used_s(server) - before) / WATCHED_S
+            assert windows[1].value(LAST) > steps
+            print(f"{len(VIEWS)} windows watch a run: {share:.1%} of a core, {memory(server)}")
             stop.set()
         writer.join()
 

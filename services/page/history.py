@@ -9,7 +9,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -31,6 +30,7 @@ _TOP: Final = (
 """Numbers of an interval that are columns under their own name, as the means are."""
 _SECTIONS: Final = {"means": "", "simulators": "simulators/", "step_counts": "step_counts/"}
 """Sections of an interval whose numbers are columns, with the beginning of their names."""
+_NUMBERS: Final = (int, float)
 _LARGEST: Final = 3e38
 _LONGEST_NAME: Final = 200
 _MOST_EVENTS: Final = 1000
@@ -72,15 +72,16 @@ def section(content: Json, *names: str) -> dict[str, Json]:
 
 def numbers(line: Mapping[str, Json]) -> dict[str, float]:
     """Returns the numbers of an interval by the names of their columns."""
-    found = {name: line.get(name) for name in _TOP}
+    found = {}
+    for name in _TOP:
+        if isinstance(value := line.get(name), _NUMBERS) and -_LARGEST < value < _LARGEST:
+            found[name] = float(value)
     for section, prefix in _SECTIONS.items():
-        content = line.get(section)
-        found |= {prefix + name: value for name, value in content.items()} if isinstance(content, dict) else {}
-    return {
-        name: float(value)
-        for name, value in found.items()
-        if isinstance(value, int | float) and -_LARGEST < value < _LARGEST
-    }
+        if isinstance(content := line.get(section), dict):
+            for name, value in content.items():
+                if isinstance(value, _NUMBERS) and -_LARGEST < value < _LARGEST:
+                    found[prefix + name] = float(value)
+    return found
 
 
 def intervals(lines: Iterable[Json]) -> Iterator[tuple[str, float, float, dict[str, float]]]:
@@ -211,8 +212,7 @@ def unread(lines: Lines) -> Iterator[Json]:
     """Yields all lines of a file that have not been read; those that are no JSON are left out."""
     while True:
         before = lines.position
-        with suppress(RecursionError):  # a line is nested too deeply; the next ones follow
-            yield from lines.batch()
+        yield from lines.batch()
         if lines.position == before:
             return
 
@@ -248,8 +248,10 @@ def samples(path: Path, most: int) -> Iterator[Json]:
     every = max(1, sum(size for _, size in found) // most)
     for part, size in found:
         with part.open("rb") as file:
-            for at, offset in enumerate(range(0, max(1, size - _BLOCK // 8), every)):
-                yield _line_after(file, min(size, offset + int(at * _SCATTER % 1 * every)))
+            for at, begin in enumerate(range(0, max(1, size - _BLOCK // 8), every)):
+                offset = begin + int(at * _SCATTER % 1 * every)
+                if file.tell() <= offset <= size:  # a huge line is read once
+                    yield _line_after(file, offset)
     for part, size in found[-1:]:
         with part.open("rb") as file:
             file.seek(max(0, size - _BLOCK // 8))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ _FIRST_MATCHES: Final = 32
 _GROUPS: Final = 24
 """Opponents of a chart; snapshots are put together where there are more."""
 _RECENT: Final = 100
+_READ_S: Final = 1.0
+"""Seconds for which one call reads: others wait meanwhile."""
 _LONGEST_NAME: Final = 200
 
 
@@ -73,18 +76,26 @@ class League:
         self._sizes: dict[str, int] = {}
 
     def refresh(self) -> None:
-        """Reads what was written since the last call; lines without players or scores are left out."""
+        """Reads what was written since the last call, for a bounded time; the next call reads on.
+
+        Lines without players or scores are left out.
+        """
+        end_s = time.monotonic() + _READ_S
         for line in unread(self._lines) if self._path.is_file() else ():
-            if not isinstance(line, dict):
-                continue
-            players, scores, steps = (section(line, name) for name in ("players", "scores", "steps"))
-            known = {one: player[:_LONGEST_NAME] for one, player in players.items() if isinstance(player, str)}
-            self.recent.append({"match": line.get("match"), "players": known, "scores": scores, "steps": steps})
-            for behavior_id, learner in known.items():
-                score = number(scores.get(behavior_id))
-                if learner == behavior_id.partition("?")[0] and score is not None and 0 <= score <= 1:
-                    step = number(steps.get(learner)) or 0.0
-                    self._add(learner, {other for one, other in known.items() if one != behavior_id}, score, step)
+            if isinstance(line, dict):
+                self._take(line)
+            if time.monotonic() >= end_s:
+                return
+
+    def _take(self, line: Mapping[str, Json]) -> None:
+        players, scores, steps = (section(line, name) for name in ("players", "scores", "steps"))
+        known = {one: player[:_LONGEST_NAME] for one, player in players.items() if isinstance(player, str)}
+        self.recent.append({"match": line.get("match"), "players": known, "scores": scores, "steps": steps})
+        for behavior_id, learner in known.items():
+            score = number(scores.get(behavior_id))
+            if learner == behavior_id.partition("?")[0] and score is not None and 0 <= score <= 1:
+                step = number(steps.get(learner)) or 0.0
+                self._add(learner, {other for one, other in known.items() if one != behavior_id}, score, step)
 
     def _add(self, learner: str, opponents: Iterable[str], score: float, step: float) -> None:
         phases, size = self.phases.setdefault(learner, []), self._sizes.setdefault(learner, _FIRST_MATCHES)

@@ -336,7 +336,10 @@ def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _is_run(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in _SIGNS)
+    try:
+        return any((folder / name).is_file() for name in _SIGNS)
+    except OSError:  # no folder has so long a name
+        return False
 
 
 def _written_ns(folder: Path) -> int:

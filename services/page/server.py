@@ -205,14 +205,17 @@ class Page:
         Of a long run these are samples at first. Each question for the `whole` reads on; a comparison does without it.
         """
         asked = request.query_params
+        axis: Axis = "time" if asked.get("axis") == "time" else "step"
+        try:
+            begin, end = float(asked.get("begin", -math.inf)), float(asked.get("end", math.inf))
+            points = max(2, min(_MOST_POINTS, int(asked.get("points", 600))))
+        except ValueError as error:
+            return PlainTextResponse(f"got {error!s:.200}; expected numbers\n", 400)
 
         def read() -> Response:
             history = self._runs.history(asked.get("run", ""), _READ_S if "whole" in asked else 0.0)
             known = find(history.tables, asked.get("behavior", "")).columns
             names = [name for name in asked.getlist("name") if name in known] if "name" in asked else list(known)
-            begin, end = float(asked.get("begin", -math.inf)), float(asked.get("end", math.inf))
-            points = max(2, min(_MOST_POINTS, int(asked.get("points", 600))))
-            axis: Axis = "time" if asked.get("axis") == "time" else "step"
             rows = history.query(asked.get("behavior", ""), names, axis, begin, end, points)
             content = encoded(names, rows.axes, rows.values, is_whole=history.is_whole)
             return Response(content, media_type="application/octet-stream")
@@ -253,7 +256,7 @@ class Page:
                 tick += 1
                 await anyio.sleep(_TICK_S)
 
-        return EventSourceResponse(stream(), send_timeout=_SLOW_S)
+        return EventSourceResponse(stream())
 
     async def _look(self, read: Callable[[], T]) -> T:
         return await anyio.to_thread.run_sync(read, limiter=self._one_lister)
@@ -314,12 +317,22 @@ def listening(host: str, port: int | None, usual: int) -> socket.socket:
 
 
 class Connection(H11Protocol):
-    """A Connection ends where no request follows, not even a slow one: it is one of those that there may be."""
+    """A Connection ends where no request follows, or no one takes the answer: it is one of those that there may be."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Waits for the first request."""
         super().connection_made(transport)
         self._expect_request()
+
+    def pause_writing(self) -> None:
+        """Waits for the browser to take what was sent."""
+        super().pause_writing()
+        self._slow = self.loop.call_later(_SLOW_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Goes on."""
+        super().resume_writing()
+        self._slow.cancel()
 
     def on_response_complete(self) -> None:
         """Waits for the next request."""

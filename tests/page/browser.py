@@ -92,6 +92,14 @@ class Browser:
         nodes = [one for one in self.send("Accessibility.getFullAXTree")["nodes"] if not one["ignored"]]
         return [(text(one, "role"), text(one, "name"), text(one, "description")) for one in nodes]
 
+    def window(self, address: str) -> Browser:
+        """Opens an address in a further window, which ends with the browser."""
+        target = self.send("Target.createTarget", url="about:blank", newWindow=True)["targetId"]
+        port = self._connection.remote_address[1]
+        other = Browser(connect(f"ws://127.0.0.1:{port}/devtools/page/{target}", max_size=None, ping_interval=None))
+        other.show(address)
+        return other
+
     def picture(self, path: Path, *, whole: bool = False) -> None:
         """Writes what is shown as PNG."""
         path.write_bytes(base64.b64decode(self.send("Page.captureScreenshot", captureBeyondViewport=whole)["data"]))
@@ -113,7 +121,7 @@ def browser(folder: Path) -> Iterator[Browser]:
             time.sleep(0.05)
         with urllib.request.urlopen(f"http://127.0.0.1:{port.read_text().split()[0]}/json") as answer:
             tab = next(one for one in json.load(answer) if one["type"] == "page")
-        with connect(tab["webSocketDebuggerUrl"], max_size=None) as connection:
+        with connect(tab["webSocketDebuggerUrl"], max_size=None, ping_interval=None) as connection:
             yield Browser(connection)
     finally:
         process.kill()

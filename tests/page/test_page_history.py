@@ -6,6 +6,7 @@ import csv
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,6 +75,18 @@ def test_samples_are_spread_over_all_files_and_end_with_the_last_line(tmp_path: 
     assert steps == sorted(steps)
     assert (steps[0], steps[-1]) == (0, 9999)
     assert max(np.diff([step for step in steps if step < 9990])) < 2000
+
+
+def test_huge_line_is_read_once_for_all_samples_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, read = write_run(tmp_path / "run", [interval(100), interval(150, text="x" * 10**6)]), list[int]()
+
+    def line_after(file: Any, offset: int) -> Any:
+        file.seek(offset)
+        read.append(len(file.readline()) + len(file.readline()))
+
+    monkeypatch.setattr("sparring.services.page.history._line_after", line_after)
+    assert len(list(samples(folder / "metrics.jsonl", 500))) < 20
+    assert sum(read) < 3 * 10**6
 
 
 def test_csv_has_every_line_and_no_formula(tmp_path: Path) -> None:

@@ -49,6 +49,17 @@ def test_table_holds_every_match_with_an_opponent(
     assert len(table["ratings"]) == len(table["phases"]) + len(table["opponents"])
 
 
+def test_every_look_at_many_matches_reads_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(10**6))
+    monkeypatch.setattr("sparring.services.page.league.time.monotonic", lambda: next(now) / 10)
+    (tmp_path / "matches.jsonl").write_text("".join(line(at, "A@1", 1.0) for at in range(25)))
+    league, seen = League(tmp_path), []
+    for _ in range(4):
+        league.refresh()
+        seen.append(len(league.recent))
+    assert seen == [10, 20, 25, 25]
+
+
 def test_phase_that_wins_more_is_rated_higher_and_many_opponents_form_groups(tmp_path: Path) -> None:
     scores = [float(at % 4 == 0) for at in range(400)] + [float(at % 4 != 0) for at in range(400)]
     lines = [line(at, f"A@{at % 50}", score) for at, score in enumerate(scores)]

@@ -58,6 +58,7 @@ export class Curves {
       this.facts.replaceChildren(...facts(this.description));
       if (columns.length) isWhole = await this.fetch();
       else this.charts.replaceChildren(h("p", { class: "quiet" }, "No interval has ended yet: the first point comes with summary_freq."));
+      this.charts.setAttribute("aria-busy", String(!isWhole));
       renew(this.below, lags(this.description.lags?.[this.behavior]), happened(list(this.description.events)));
     } catch (error) {
       this.facts.replaceChildren(h("span", { class: "bad" }, String(error)));
