@@ -17,7 +17,8 @@ Then the target critics Q' approach the critics by `tau`. It differs from the pa
 3. Each reward signal has its own value in the critics. Each includes the entropy, and the policy maximizes their mean
    (ML-Agents). Curiosity and rnd continue after the end of an episode with the mean value of the minibatch's following
    observations. GAIL continues in an absorbing state (Kostrikov et al. 2019, arXiv 1809.02925, section 4.2), whose
-   value is one number for each signal, learned at the pace of the target critics; see `signals.gail`.
+   value is one number for each signal, learned at the pace of the target critics; see `signals.gail`. Its entropy is
+   the mean of the minibatch: a bonus that ended with the episode would be a reward for not ending it.
 4. `n_step` rewards are summed before the target critics estimate the rest, without a correction for the policy.
 5. All losses have one optimizer (the paper: one each); a step with a non-finite gradient is skipped for all of them.
 6. A recurrent network is trained on sequences. The actor continues from the memory that was stored at their start, the
@@ -68,6 +69,7 @@ class Minibatch(NamedTuple):
         shares: [S] fraction of the mean value that follows the end of an episode.
         absorbing: [S] reward of each step after it.
         terminated: [B, 1].
+        lasting: [S] 1 where there are such steps, else 0.
     """
 
     now: View
@@ -80,6 +82,7 @@ class Minibatch(NamedTuple):
     shares: Tensor
     absorbing: Tensor
     terminated: Tensor
+    lasting: Tensor
 
 
 class Measures(NamedTuple):
@@ -241,7 +244,7 @@ class SAC(Algorithm):
         done_BP = done_rP.index_select(0, torch.from_numpy(first))
         chosen = done_BP[:, actions.continuous :] if actions.discrete else torch.ones(len(done_BP), 1)
         rewards, discounts = self._returns(batch, steps, first, counts)
-        shares, absorbing = self._after_end(int(batch.terminated.sum()), batch.steps)
+        shares, absorbing, lasting = self._after_end(int(batch.terminated.sum()), batch.steps)
         minibatch = Minibatch(
             now=view(first, lengths),
             continuous=done_BP[:, : actions.continuous],
@@ -253,6 +256,7 @@ class SAC(Algorithm):
             shares=torch.tensor(shares),
             absorbing=torch.tensor(absorbing),
             terminated=torch.from_numpy(terminated).unsqueeze(1),
+            lasting=torch.tensor(lasting),
         )
         return over(minibatch, self.optimizer.device)
 
@@ -273,15 +277,16 @@ class SAC(Algorithm):
             sums_BS[here] += self._gammas**step * rewards_rS[first_B[here] + step]
         return sums_BS, self._gammas ** counts_B[:, None].astype(np.float32)
 
-    def _after_end(self, ends: int, steps: int) -> tuple[list[float], list[float]]:
-        """Returns the shares and absorbing rewards of a minibatch, [S] each."""
-        shares, rewards = [], []
+    def _after_end(self, ends: int, steps: int) -> tuple[list[float], ...]:
+        """Returns `shares`, `absorbing` and `lasting` of a minibatch, [S] each."""
+        shares, rewards, lasting = [], [], []
         for name, signal in self.signals.settings.items():
             source = self.signals.sources.get(name)
             reward = 0.0 if source is None else source.absorbing_reward(ends, steps)
             shares.append(float(reward is None))
             rewards.append((reward or 0.0) * signal.strength)
-        return shares, rewards
+            lasting.append(float(source is not None and reward is not None))
+        return shares, rewards, lasting
 
     # ---------------------------------------------------------------- one gradient step
 
@@ -312,10 +317,11 @@ class SAC(Algorithm):
             (losses[0] + losses[1]).backward()  # type: ignore[no-untyped-call]
 
         skipped = self.optimizer.step(backward).skipped
-        networks.follow(self.hyper.tau, minibatch.absorbing + self._gammas_S * networks.absorbing)
+        entropies_BE = decided.entropies.detach()
+        absorbing_S = minibatch.absorbing + minibatch.lasting * (entropies_BE * alpha_E).sum(1).mean()
+        networks.follow(self.hyper.tau, absorbing_S + self._gammas_S * networks.absorbing)
         critics = torch.stack([(one_BS.detach() - targets_BS).square().mean() for one_BS in taken])
-        entropies = decided.entropies.detach().mean(0)
-        return skipped, Measures(policy.detach(), critics, entropies, targets_BS.mean(0))
+        return skipped, Measures(policy.detach(), critics, entropies_BE.mean(0), targets_BS.mean(0))
 
     def _critic_loss(
         self,

@@ -278,20 +278,25 @@ def test_recurrent_policy_is_evaluated_from_the_memory_that_acted():
 
 
 def test_value_after_an_end_is_learned_from_how_often_demonstrations_end(tmp_path):
-    """Discriminator-actor-critic: the absorbing state pays log(1 + e / p), at most log 2, at every step, for ever."""
+    """Discriminator-actor-critic: the absorbing state pays log(1 + e / p), at most log 2, at every step, for ever.
+
+    The entropy is rewarded there as elsewhere, so that ending an episode forgoes nothing.
+    """
     spec = spec_of("continuous")
     write(tmp_path, spec, recorded(spec, [100] * 4) | {"terminated": np.ones(4, bool)})
     signals = {"gail": {"demo_path": str(tmp_path), "gamma": 0.9, "strength": 0.5, "use_actions": True}}
-    one = learner("continuous", signals=signals, tau=0.1, steps_per_update=1)
+    one = learner("continuous", signals=signals, tau=0.1, steps_per_update=1, init_entcoef=0.1, learning_rate=1e-5)
     fed(one, 64).update()
-    sac, paid = one._algorithm, []
+    sac, paid, bonuses = one._algorithm, [], []
     for _ in range(300):
         minibatch = sac._minibatch(sac._sample())
-        sac._step(minibatch)
+        _, measures = sac._step(minibatch)
         paid.append(minibatch.absorbing.item())
     # One of 100 demonstrated steps ends an episode, and one of 64 steps of the policy.
     assert np.mean(paid) == pytest.approx(0.5 * np.log(1 + 64 / 100), rel=0.15)
-    assert sac.networks.absorbing.item() == pytest.approx(np.mean(paid) / (1 - 0.9), rel=0.15)
+        bonuses.append(0.1 * measures.entropies.item())
+    assert sac.networks.absorbing.item() == pytest.approx((np.mean(paid) + np.mean(bonuses)) / (1 - 0.9), rel=0.1)
+    assert abs(np.mean(bonuses)) > 0.3 * np.mean(paid)
     ended = minibatch._replace(terminated=torch.ones_like(minibatch.terminated))
     expected = minibatch.rewards + 0.9 * sac.networks.absorbing
     torch.testing.assert_close(sac._targets(ended, torch.zeros(1)), expected)
