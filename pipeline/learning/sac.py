@@ -13,7 +13,8 @@ Then the target critics Q' approach the critics by `tau`. It differs from the pa
    expectations over choices are exact. The value of a joint action is the sum of one value for each branch, each of
    which also reads the continuous actions (ML-Agents: their mean), so that it fits a factorized policy.
 2. The continuous actions together, and each branch, have an entropy coefficient of their own. Targets are minus the
-   number of continuous actions, and 0.2 log n for a branch (ML-Agents), where n counts the choices that are allowed.
+   number of continuous actions, and `discrete_target_entropy` log n for a branch (ML-Agents: 0.2 log n), where n
+   counts the choices that are allowed.
 3. Each reward signal has its own value in the critics. Each includes the entropy, and the policy maximizes their mean
    (ML-Agents). Curiosity and rnd continue after the end of an episode with the mean value of the minibatch's following
    observations. GAIL continues in an absorbing state (Kostrikov et al. 2019, arXiv 1809.02925, section 4.2), whose
@@ -68,8 +69,8 @@ class Minibatch(NamedTuple):
         discounts: [B, S] of the value of what follows.
         shares: [S] fraction of the mean value that follows the end of an episode.
         absorbing: [S] reward of each step after it.
-        terminated: [B, 1].
         lasting: [S] 1 where there are such steps, else 0.
+        terminated: [B, 1].
     """
 
     now: View
@@ -81,8 +82,8 @@ class Minibatch(NamedTuple):
     discounts: Tensor
     shares: Tensor
     absorbing: Tensor
-    terminated: Tensor
     lasting: Tensor
+    terminated: Tensor
 
 
 class Measures(NamedTuple):
@@ -255,8 +256,8 @@ class SAC(Algorithm):
             discounts=torch.from_numpy(discounts),
             shares=torch.tensor(shares),
             absorbing=torch.tensor(absorbing),
-            terminated=torch.from_numpy(terminated).unsqueeze(1),
             lasting=torch.tensor(lasting),
+            terminated=torch.from_numpy(terminated).unsqueeze(1),
         )
         return over(minibatch, self.optimizer.device)
 
@@ -306,7 +307,8 @@ class SAC(Algorithm):
             else:  # both have estimated every choice already
                 least_BSX = torch.minimum(*estimates).detach()
             policy = -soft_values(decided, least_BSX, alpha_E).mean()
-            excess_BE = (decided.entropies - target_entropies(self.actor, now.masks)).detach()
+            wanted_BE = target_entropies(self.actor, now.masks, self.hyper.discrete_target_entropy)
+            excess_BE = (decided.entropies - wanted_BE).detach()
             temperature = (networks.log_alpha * excess_BE).mean(0).sum()
 
         def backward() -> None:

@@ -35,6 +35,8 @@ class SACHyperparameters(TrainerHyperparameters):
         init_entcoef: entropy coefficient at the start, of each kind of action.
         reward_signal_steps_per_update: steps of agents for each gradient step of the networks of reward signals; None
             for `steps_per_update`.
+        discrete_target_entropy: entropy that each branch of discrete actions aims at, as a share of that of uniform
+            choices; a small one makes the policy nearly deterministic early, and the replay of one kind.
         n_step: steps whose rewards are summed before the critics estimate the rest.
     """
 
@@ -47,6 +49,7 @@ class SACHyperparameters(TrainerHyperparameters):
     save_replay_buffer: bool = False
     init_entcoef: float = Field(default=1.0, gt=0)
     reward_signal_steps_per_update: float | None = Field(default=None, gt=0)
+    discrete_target_entropy: float = Field(default=0.2, ge=0, lt=1)
     n_step: int = Field(default=1, ge=1)
 
     has_limited_lag = False

@@ -20,7 +20,6 @@ from sparring.pipeline.networks.layers import Layout
 from sparring.pipeline.networks.squashed import SquashedActor, squash
 from sparring.pipeline.specs import BehaviorSpec, ObservationSpec
 
-DISCRETE_TARGET: Final = 0.2
 _ACTION: Final = "the action that is evaluated"
 
 
@@ -131,11 +130,17 @@ def soft_values(decisions: Decisions, values_BSX: Tensor, alpha_E: Tensor) -> Te
     return expected_BS + (decisions.entropies * alpha_E).sum(1, keepdim=True)
 
 
-def target_entropies(actor: Actor, masks_BK: Tensor | None) -> Tensor:
-    """Returns [B, E], or [1, E], the entropy that each coefficient aims at (2)."""
+def target_entropies(actor: Actor, masks_BK: Tensor | None, share: float) -> Tensor:
+    """Returns [B, E], or [1, E], the entropy that each coefficient aims at.
+
+    Args:
+        actor: the policy.
+        masks_BK: True = forbidden; None without branches.
+        share: of the entropy of uniform choices, for each branch.
+    """
     actions, rows = actor.actions, 1 if masks_BK is None else len(masks_BK)
     targets = [torch.full((rows,), -float(actions.continuous), device=actor.device)] if actions.continuous else []
     if masks_BK is not None:
         allowed = masks_BK.logical_not().split_with_sizes(list(actions.discrete), 1)
-        targets += [DISCRETE_TARGET * one.sum(1).clamp(min=1).log() for one in allowed]
+        targets += [share * one.sum(1).clamp(min=1).log() for one in allowed]
     return torch.stack(targets, 1)

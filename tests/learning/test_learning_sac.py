@@ -176,7 +176,8 @@ def plain_losses(sac, sample, noise_of_following, noise, gammas):
         gains.append(value)
         aims = [-float(count)] if count else []
         if discrete:
-            aims += [0.2 * np.log(float((~one).sum())) for one in masks[row].split(list(discrete))]
+            allowed = [float((~one).sum()) for one in masks[row].split(list(discrete))]
+            aims += [sac.hyper.discrete_target_entropy * np.log(one) for one in allowed]
         coefficient = coefficient + (networks.log_alpha * (entropies.detach() - torch.tensor(aims))).sum()
     critics = sum(0.5 * torch.stack(one).mean() for one in errors)
     return critics, -torch.stack(gains).mean(), coefficient / len(first)
@@ -186,7 +187,8 @@ def plain_losses(sac, sample, noise_of_following, noise, gammas):
 @pytest.mark.parametrize("kind", ACTIONS)
 def test_gradient_step_follows_the_papers(kind, steps):
     signals = {"extrinsic": {"gamma": 0.9}}
-    one = fed(learner(kind, n_step=steps, network={"normalize": True}, signals=signals), 60)
+    one = learner(kind, n_step=steps, discrete_target_entropy=0.5, network={"normalize": True}, signals=signals)
+    fed(one, 60)
     sac = one._algorithm
     one.update()
     networks, count = sac.networks, sac.actor.actions.continuous
@@ -292,9 +294,9 @@ def test_value_after_an_end_is_learned_from_how_often_demonstrations_end(tmp_pat
         minibatch = sac._minibatch(sac._sample())
         _, measures = sac._step(minibatch)
         paid.append(minibatch.absorbing.item())
+        bonuses.append(0.1 * measures.entropies.item())
     # One of 100 demonstrated steps ends an episode, and one of 64 steps of the policy.
     assert np.mean(paid) == pytest.approx(0.5 * np.log(1 + 64 / 100), rel=0.15)
-        bonuses.append(0.1 * measures.entropies.item())
     assert sac.networks.absorbing.item() == pytest.approx((np.mean(paid) + np.mean(bonuses)) / (1 - 0.9), rel=0.1)
     assert abs(np.mean(bonuses)) > 0.3 * np.mean(paid)
     ended = minibatch._replace(terminated=torch.ones_like(minibatch.terminated))
@@ -433,7 +435,8 @@ def test_defaults_are_those_of_ml_agents():
     expected = {
         "batch_size": 128, "buffer_size": 50_000, "learning_rate": 3e-4, "learning_rate_schedule": "constant",
         "buffer_init_steps": 0, "tau": 0.005, "steps_per_update": 1.0, "save_replay_buffer": False,
-        "init_entcoef": 1.0, "reward_signal_steps_per_update": None, "n_step": 1,
+        "init_entcoef": 1.0, "reward_signal_steps_per_update": None, "discrete_target_entropy": 0.2,
+        "n_step": 1,
     }  # fmt: skip
     assert behavior.hyperparameters.model_dump() == expected
 

@@ -335,6 +335,7 @@ behaviors:
       save_replay_buffer: true
       init_entcoef: 0.5
       reward_signal_steps_per_update: 20.0
+      discrete_target_entropy: 0.6
       n_step: 3
 """
 
