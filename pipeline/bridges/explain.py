@@ -91,22 +91,38 @@ _R = TypeVar("_R")
 
 
 def naming_code(method: Callable[Concatenate[_A, _P], _R]) -> Callable[Concatenate[_A, _P], _R]:
-    """Adds to errors of what an environment has returned where its method of the same name is."""
+    """Adds to errors of what an environment has returned where its method of the same name is.
+
+    A method that does not take the arguments of its call is such an error, too.
+    """
     call = method.__name__
 
     @functools.wraps(method)
     def play(game: _A, /, *args: _P.args, **keywords: _P.kwargs) -> _R:
         try:
             return method(game, *args, **keywords)
-        except (SpecError, NotFinite) as error:
+        except (SpecError, NotFinite, TypeError) as caught:
+            error = _uncallable(call, caught) if isinstance(caught, TypeError) else caught
             owner = type(getattr(game.env, "unwrapped", game.env))
             code = getattr(getattr(owner, call, None), "__code__", None)
             if code is None or not _is_authors(code.co_filename):
                 raise
             remedy = f"{error.remedy} ({call}() of {owner.__name__}, {code.co_filename}:{code.co_firstlineno})"
-            raise type(error)(got=error.got, expected=error.expected, remedy=remedy) from error
+            raise type(error)(got=error.got, expected=error.expected, remedy=remedy) from caught
 
     return play
+
+
+def _uncallable(call: str, error: TypeError) -> SpecError:
+    """Returns the error of a method that does not take the arguments of its call.
+
+    Raises:
+        TypeError: the error is another one.
+    """
+    if f"{call}() " not in str(error) or place_of(error):
+        raise error
+    arguments = {"reset": "seed=None, options=None", "step": "action"}[call]
+    return SpecError(got=str(error), expected=f"def {call}(self, {arguments})", remedy="correct its arguments")
 
 
 def wrong_value(name: str, value: Value, space: Space[Value], whose: str, *, is_found: bool) -> SpecError:
@@ -122,9 +138,12 @@ def returned(call: str, result: Value, names: Sequence[str]) -> Value:
     """Returns what `reset` or `step` of an environment has returned.
 
     Raises:
-        SpecError: it is no tuple of the parts `names`.
+        SpecError: it is no tuple of the parts `names`, or its info is no dict.
     """
     if isinstance(result, (tuple, list)) and len(result) == len(names):
+        if names[-1] == "info" and not isinstance(result[-1], Mapping):
+            got = f"{shown(result[-1])} as info from {call}()"
+            raise SpecError(got=got, expected="a dict", remedy="return {} where it holds nothing")
         return result
     raise SpecError(
         got=f"{shown(result)} from {call}()",

@@ -308,7 +308,7 @@ class _PettingZooBase:
         """Adds an agent that wants an action."""
         area.playing.add(agent)
         if agent not in self._masked:
-            mask = info.get(_MASK)
+            mask = (info or {}).get(_MASK)
         elif isinstance(seen, Mapping) and _MASK in seen:
             mask = seen[_MASK]
         else:

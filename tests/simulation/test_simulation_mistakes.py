@@ -85,6 +85,7 @@ def test_what_a_gymnasium_environment_returns_is_checked() -> None:
     with pytest.raises(SpecError, match=r"from reset\(\); expected a tuple of 2: observation, info"):
         GymnasiumGame("a", [Returns(ZERO)]).reset({}, 0)
     for stepped, explained in (
+        ((ZERO, 0.0, False, False, None), r"got None \(NoneType\) as info from step\(\); expected a dict; return {}"),
         (
             (ZERO, 0.0, False, {}),
             r"got a tuple of 4 \(ndarray, float, bool, dict\) from step\(\); expected a tuple of 5",
@@ -100,6 +101,18 @@ def test_what_a_gymnasium_environment_returns_is_checked() -> None:
         game.reset({}, 0)
         with pytest.raises(SpecError, match=explained):
             game.step(chosen("a?team=0", 0))
+
+
+class Unseeded(Returns):
+    def reset(self) -> Any:  # type: ignore[override]
+        return self.begun
+
+
+def test_method_that_does_not_take_its_arguments_is_shown_as_it_has_to_be() -> None:
+    line, owner = Unseeded.reset.__code__.co_firstlineno, r"Unseeded.reset\(\)"
+    expected = rf"got {owner} got an unexpected .*; expected def reset\(self, seed=None, options=None\); .*:{line}\)$"
+    with pytest.raises(SpecError, match=expected):
+        GymnasiumGame("a", [Unseeded((ZERO, {}))]).reset({}, 0)
 
 
 NAN = np.full(1, np.nan, np.float32)
