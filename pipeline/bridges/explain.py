@@ -75,6 +75,21 @@ def _reward_of(area: int, agent: str) -> str:
     return f"reward of {f'agent {agent!r} in ' if agent else ''}area {area}"
 
 
+def attribute(env: Value, name: str) -> Value:
+    """Returns an attribute of an environment.
+
+    Raises:
+        SpecError: it has none of this name.
+    """
+    try:
+        return getattr(env, name)
+    except AttributeError as error:
+        if place_of(error):  # of a property
+            raise
+        owner = type(getattr(env, "unwrapped", env)).__name__
+        raise SpecError(got=f"{owner} without {name}", expected="one", remedy="set it in __init__()") from error
+
+
 class _Authored(Protocol):
     """A game of an environment that somebody else has written.
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.bridges.explain import naming_code, not_finite, number, place_of, returned, shown
+from sparring.pipeline.bridges.explain import attribute, naming_code, not_finite, number, place_of, returned, shown
 from sparring.pipeline.bridges.spaces import (
     Actions,
     Observations,
@@ -169,7 +169,8 @@ class GymnasiumGame(_GymnasiumBase):
     """
 
     def __init__(self, name: str, envs: Sequence[Env[Value, Value]], observe: Observe = Observations) -> None:
-        super().__init__(name, len(envs), envs[0].observation_space, envs[0].action_space, observe)
+        seen, done = (attribute(envs[0], space) for space in ("observation_space", "action_space"))
+        super().__init__(name, len(envs), seen, done, observe)
         self._envs, self.env = list(envs), envs[0]
         self._parameters: Mapping[str, float] = {}
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.bridges.explain import naming_code, number, place_of, returned, shown
+from sparring.pipeline.bridges.explain import attribute, naming_code, number, place_of, returned, shown
 from sparring.pipeline.bridges.spaces import (
     Actions,
     Observations,
@@ -225,7 +225,7 @@ class _PettingZooBase:
     ) -> None:
         self.name, self.env = name, envs[0]
         self._areas = [_Area(number, env) for number, env in enumerate(envs)]
-        self._names: list[str] = list(envs[0].possible_agents)
+        self._names: list[str] = list(attribute(envs[0], "possible_agents"))
         self._index = {agent: index for index, agent in enumerate(self._names)}
         self._roles = roles
         ids = roles.ids(self._names)

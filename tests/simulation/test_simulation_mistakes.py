@@ -103,6 +103,18 @@ def test_what_a_gymnasium_environment_returns_is_checked() -> None:
             game.step(chosen("a?team=0", 0))
 
 
+class Spaceless(gymnasium.Env[Any, Any]):
+    """Has forgotten its spaces."""
+
+
+def test_forgotten_attributes_of_an_environment_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SpecError, match=r"got Spaceless without observation_space; .* set it in __init__\(\)"):
+        GymnasiumGame("a", [Spaceless()])
+    monkeypatch.delattr(Pair, "possible_agents")
+    with pytest.raises(SpecError, match="got Pair without possible_agents"):
+        play(lambda **_: Pair(lambda _, *parts: parts), "parallel_env", monkeypatch)
+
+
 class Unseeded(Returns):
     def reset(self) -> Any:  # type: ignore[override]
         return self.begun
