@@ -134,7 +134,7 @@ export class Chart {
   /** Shows the last values in the legend while no place is pointed at. */
   showLast() {
     // After uPlot's own update, which empties the legend.
-    queueMicrotask(() => this.plot?.setLegend({ idx: this.plot.data[0].length - 1 }, false));
+    queueMicrotask(() => this.plot?.setLegend({ idxs: this.plot.data.map((values) => nearest(values, values.length - 1)) }, false));
   }
 
   scale() {
@@ -172,7 +172,7 @@ export class Chart {
         { ...axis, size: (/** @type {any} */ _, /** @type {string[] | null} */ texts) => 18 + 7 * Math.max(3, ...(texts ?? []).map((text) => text.length)), values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map((v) => short(v)) },
       ],
       legend: { live: true },
-      cursor: { sync: { key: this.group.key, setSeries: false }, drag: { x: true, y: false, setScale: false }, points: { size: 6 } },
+      cursor: { dataIdx: (/** @type {any} */ u, /** @type {number} */ at, /** @type {number} */ place) => nearest(u.data[at], place), sync: { key: this.group.key, setSeries: false }, drag: { x: true, y: false, setScale: false }, points: { size: 6 } },
       hooks: {
         init: [(/** @type {any} */ u) => u.root.querySelectorAll(".u-legend .u-series").forEach((/** @type {Element} */ row, /** @type {number} */ at) => row.classList.toggle("edge", at > 0 && at % 3 !== 1))],
         setSelect: [(/** @type {any} */ u) => {
@@ -202,6 +202,14 @@ export class Chart {
     }
     ctx.restore();
   }
+}
+
+/** Returns the place of the known value that is nearest to a place. @param {ArrayLike<number | null | undefined>} values @param {number} place */
+function nearest(values, place) {
+  for (let apart = 0; apart < values.length; apart += 1) {
+    for (const at of [place - apart, place + apart]) if (values[at] !== null && values[at] !== undefined) return at;
+  }
+  return place;
 }
 
 /** @param {number | null} low @param {number | null} high @returns {[number, number]} */

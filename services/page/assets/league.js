@@ -122,7 +122,7 @@ function wilson(points, matches) {
 
 /** @param {string} name @param {any} one @param {boolean} hasSteps */
 function payoff(name, one, hasSteps) {
-  const label = (/** @type {any} */ phase, /** @type {number} */ at) => (hasSteps ? `to ${short(phase.end)}` : `part ${at + 1}`);
+  const label = (/** @type {any} */ phase, /** @type {number} */ at) => (hasSteps ? `to\u00a0${short(phase.end)}` : `part ${at + 1}`);
   const rows = list(one.phases).map((phase, row) => /** @type {[string, any[]]} */ ([label(phase, row), list(one.opponents).map((opponent, column) => {
     const matches = one.matches[row][column];
     return heat(matches ? one.points[row][column] / matches : null, `${short(one.points[row][column])} points in ${matches} matches against ${opponent}`);
