@@ -332,11 +332,13 @@ class GailSettings(DemonstrationSettings, IntrinsicSettings):
         use_vail: pass the discriminator's code through a variational bottleneck.
         reward: form of the reward, from the discriminator's logit h: `gail` log(1 + e^h), which is above 0; `airl` h
             (Fu et al. 2018); `fairl` -h e^h (Ghasemipour et al. 2019).
+        gradient_penalty: weight of the gradient penalty; a small one lets the discriminator tell similar steps apart.
     """
 
     use_actions: bool = False
     use_vail: bool = False
     reward: Literal["gail", "airl", "fairl"] = "gail"
+    gradient_penalty: float = Field(default=10.0, ge=0)
 
     def build(
         self,

@@ -95,7 +95,9 @@ def divergence(weights: Weights, policy: np.ndarray, expert: np.ndarray) -> floa
     return total / len(policy)
 
 
-def parts_of(weights: Weights, policy: np.ndarray, expert: np.ndarray, sampled: dict[str, np.ndarray]) -> dict:
+def parts_of(
+    weights: Weights, policy: np.ndarray, expert: np.ndarray, sampled: dict[str, np.ndarray], penalty: float
+) -> dict:
     """Returns the parts of the loss of a step."""
     rows = len(policy)
     both, means = logits(weights, np.concatenate([policy, expert]), sampled.get("noise"))
@@ -110,7 +112,7 @@ def parts_of(weights: Weights, policy: np.ndarray, expert: np.ndarray, sampled: 
     gradient = input_gradient(weights, between, sampled.get("between_noise"))
     norms = np.sqrt((gradient**2).sum(1) + 1e-7)
     found["penalty"] = ((norms - 1) ** 2).mean()
-    found["total"] = found["loss"] + 10 * found["penalty"]
+    found["total"] = found["loss"] + penalty * found["penalty"]
     if means is not None:
         found["kl"] = divergence(weights, means[:rows], means[rows:])
         found["total"] += weights["beta"] * (found["kl"] - 0.5)

@@ -165,8 +165,8 @@ def test_reward_over_many_rows() -> None:
 
 @KINDS
 def test_step_equals_that_of_the_twin(use_actions: bool, use_vail: bool) -> None:
-    """A step reports its loss and follows the gradient of loss + 10 penalty + beta (KL - 0.5)."""
-    made = gail(use_actions=use_actions, use_vail=use_vail)
+    """A step reports its loss and follows the gradient of loss + weight x penalty + beta (KL - 0.5)."""
+    made = gail(use_actions=use_actions, use_vail=use_vail, gradient_penalty=4.0)
     if use_vail:
         made.module.beta.fill_(0.3)
     steps = steps_of(HYBRID)
@@ -182,12 +182,12 @@ def test_step_equals_that_of_the_twin(use_actions: bool, use_vail: bool) -> None
     assert torch.equal(made._generator.get_state(), twin.get_state())
 
     gradients = made.optimizer.named(made.optimizer.gradient)
-    expected = parts_of(weights, policy, expert, sampled)
+    expected = parts_of(weights, policy, expert, sampled, 4.0)
     found = made.statistics()
     assert found["Losses/GAIL Loss"] == pytest.approx(expected["loss"], rel=1e-4)
     assert found["Policy/GAIL Policy Estimate"] == pytest.approx(expected["policy"], rel=1e-4)
     assert found["Policy/GAIL Expert Estimate"] == pytest.approx(expected["expert"], rel=1e-4)
-    assert found["Policy/GAIL Grad Mag Loss"] == pytest.approx(10 * expected["penalty"], rel=1e-4)
+    assert found["Policy/GAIL Grad Mag Loss"] == pytest.approx(4 * expected["penalty"], rel=1e-4)
     if use_vail:
         assert found["Losses/GAIL KL Loss"] == pytest.approx(expected["kl"], rel=1e-4)
         assert made.module.beta.item() == pytest.approx(0.3 + 0.0005 * (expected["kl"] - 0.5), rel=1e-5)
@@ -196,7 +196,7 @@ def test_step_equals_that_of_the_twin(use_actions: bool, use_vail: bool) -> None
 
     names = [name for name in weights if name != "beta"]
     for name, place in some_places(weights, names):
-        slow = slope(lambda moved: parts_of(moved, policy, expert, sampled)["total"], weights, name, place)
+        slow = slope(lambda moved: parts_of(moved, policy, expert, sampled, 4.0)["total"], weights, name, place)
         assert gradients[name][place].item() == pytest.approx(slow, rel=2e-3, abs=2e-4), (name, place)
 
 

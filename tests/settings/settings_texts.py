@@ -83,6 +83,7 @@ behaviors:
         demo_actions: previous
         use_actions: true
         use_vail: true
+        gradient_penalty: 1.0
         reward: airl
       curiosity:
         gamma: 0.7

@@ -10,9 +10,9 @@ discriminator takes for demonstrations.
    `log D - log(1 - D) = h` (AIRL, Fu et al. 2018, arXiv 1710.11248) and `-h e^h` with h from -10 to 10 (FAIRL,
    Ghasemipour et al. 2019, arXiv 1911.02256).
 3. Loss `-[log D(expert) + log(1 - D(policy))]`, with as many rows of both, computed from logits.
-4. Gradient penalty (Gulrajani et al. 2017, arXiv 1704.00028): 10 x (norm - 1)^2 of the gradient of D over all its
-   inputs, at a random point between a row of each side, one factor for each pair. The norm is sqrt(sum + 1e-7): its own
-   derivative is finite if the gradient is 0.
+4. Gradient penalty (Gulrajani et al. 2017, arXiv 1704.00028): `gradient_penalty` x (norm - 1)^2 of the gradient of D
+   over all its inputs, at a random point between a row of each side, one factor for each pair. The norm is sqrt(sum +
+   1e-7): its own derivative is finite if the gradient is 0.
 5. VAIL: D reads a code z ~ N(mu(h), sigma^2) of 128 numbers; its reward reads mu. The loss gains `beta (KL - 0.5)` with
    KL = sum over the code of KL(expert) + KL(policy) from N(0, I), mean over rows; after each step `beta = max(0, beta +
    0.0005 (KL - 0.5))`, from 0. sigma is one learned vector, from 1.
@@ -57,7 +57,6 @@ from sparring.pipeline.networks.encoders import Inputs
 from sparring.pipeline.networks.perceptron import linear
 from sparring.pipeline.specs import Array, BehaviorSpec, Flags, Floats
 
-PENALTY: Final = 10.0
 CODE: Final = 128
 INFORMATION: Final = 0.5
 BETA_STEP: Final = 0.0005
@@ -194,7 +193,7 @@ class Gail(RewardNetwork):
             discriminator.beta = discriminator.beta.to(device)
         self._generator = generator
         self._actions = spec.actions
-        self._form = settings.reward
+        self._form, self._weight = settings.reward, settings.gradient_penalty
         self._expert: Inputs | None = None
         if demonstrations is not None:
             self._end_counts = EndCounts(int(demonstrations.terminated.sum()), demonstrations.steps)
@@ -269,7 +268,7 @@ class Gail(RewardNetwork):
             divergence = kl(mean_2BZ, self.module.sigma)
             loss = loss + self.module.beta * (divergence - INFORMATION)
             report["Losses/GAIL KL Loss"] = divergence.detach()
-        penalty = PENALTY * self._penalty(policy, expert)
+        penalty = self._weight * self._penalty(policy, expert)
         loss = loss + penalty
         report["Policy/GAIL Grad Mag Loss"] = penalty.detach()
         skipped = self.take_step(loss, report)
