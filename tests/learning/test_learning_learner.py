@@ -294,7 +294,10 @@ def test_checkpoint_of_another_spec_network_or_behavior_is_refused():
     spec = BehaviorSpec(observations=HYBRID.observations, actions=ActionSpec(continuous=2, discrete=(2, 3)))
     wide = small_settings().model_copy(update={"network_settings": NetworkSettings(hidden_units=17)})
     for other, named in (
-        (Learner("Test", spec, small_settings(), 0), "spec"),
+        (
+            Learner("Test", spec, small_settings(), 0),
+            "with observations near: .* branches of 3, 2 choices; expected .* branches of 2, 3",
+        ),
         (Learner("Test", HYBRID, wide, 0), "hidden_units"),
         (Learner("Test", HYBRID, shaped(activation="tanh"), 0), "activation"),
         (learner(behavior="Other"), "Other"),
