@@ -36,10 +36,10 @@ export class League {
 
   /** @param {any} found */
   show(found) {
-    const learners = entries(found.learners);
+    const learners = entries(found.learners).filter(([, one]) => one);
     const lines = learners.map(([name, one], at) => {
-      const phases = list(one.phases), mean = phases.map((_, at) => one.ratings[at]);
-      return { label: name, x: Float64Array.from(phases, ({ end }) => end), mean, low: mean.map((v, at) => v - one.margins[at]), high: mean.map((v, at) => v + one.margins[at]), color: [COLOR, "#ffa90e", "#bd1f01", "#832db6"][at % 4] };
+      const phases = list(one.phases), [mean, margins] = [one.ratings, one.margins].map((values) => phases.map((_, at) => list(values)[at]));
+      return { label: name, x: Float64Array.from(phases, (phase) => phase?.end), mean, low: mean.map((v, at) => v - margins[at]), high: mean.map((v, at) => v + margins[at]), color: [COLOR, "#ffa90e", "#bd1f01", "#832db6"][at % 4] };
     });
     const hasSteps = lines.every(({ x }) => x.some((step) => step > 0));
     if (!hasSteps) lines.forEach((line) => { line.x = line.x.map((_, at) => at + 1); });
@@ -48,7 +48,7 @@ export class League {
       learners.length ? panel("Strength", () => [this.chart.element, h("p", { class: "quiet" }, "Points of Elo's scale, relative to all opponents. The interval is that of the results of a phase.")])
         : h("p", { class: "quiet" }, "There are no matches: this run has no self_play, or none has ended yet."),
       ...learners.map(([name, one]) => panel(`Points per match of ${name}, by phase of its training`, () => payoff(name, one, hasSteps))),
-      ...list(found.tournaments).map((one) => panel(`Tournament ${one.name}`, () => tournament(one))),
+      ...list(found.tournaments).filter(Boolean).map((one) => panel(`Tournament ${one.name}`, () => tournament(one))),
       list(found.lineage).length ? panel("Lineage", () => lineage(found.lineage)) : null,
       list(found.recent).length ? panel("Last matches", () => matches(found.recent)) : null);
   }

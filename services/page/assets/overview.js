@@ -58,7 +58,7 @@ export class Overview {
     return h("li", { class: "card" },
       h("div", { class: "head" }, choose, h("a", { "data-key": "open", href: `#/run/${encodeURIComponent(run)}` }, run),
         h("span", { class: `state ${/^[a-z]+$/.test(state) ? state : ""}` }, STATES[state] ?? state)),
-      ...list(entry.behaviors).map((one) => behavior(one, entry)),
+      ...list(entry.behaviors).map((one) => behavior(one ?? {}, entry)),
       ...list(entry.stalls).map((text) => h("p", { class: "bad" }, `stalled: ${text}`)),
       entry.error ? h("p", { class: "bad" }, String(entry.error).slice(0, 300)) : null,
       h("p", { class: "quiet" }, [entry.wall_s ? `took ${duration(entry.wall_s)}` : "", typeof entry.time_s === "number" ? new Date(entry.time_s * 1000).toLocaleString() : ""].filter(Boolean).join(", ")));
@@ -140,7 +140,7 @@ function behavior(one, entry) {
 
 /** @param {any[]} points @param {string} name */
 function spark(points, name) {
-  const known = points.filter((one) => Array.isArray(one) && one.every(Number.isFinite));
+  const known = points.filter((one) => Array.isArray(one) && one.length > 1 && one.every(Number.isFinite));
   if (known.length < 2) return h("span", { class: "spark" });
   const xs = known.map(([x]) => x), ys = known.map(([, y]) => y);
   const [left, right, low, high] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];

@@ -19,7 +19,8 @@ const VIEWS = { curves: ["Curves", Curves], pipeline: ["Pipeline", Pipeline], le
 const main = /** @type {HTMLElement} */ (document.getElementById("main"));
 const nav = /** @type {HTMLElement} */ (document.getElementById("views"));
 const link = /** @type {HTMLElement} */ (document.getElementById("link"));
-const problem = h("p", { class: "bad", role: "alert" });
+/** By the event that could not be shown. @type {Object<string, HTMLElement>} */
+const problems = Object.fromEntries(["runs", "status"].map((event) => [event, h("p", { class: "bad", role: "alert" })]));
 /** @type {View | null} */
 let view = null;
 /** @type {() => void} */
@@ -39,22 +40,22 @@ function go() {
       h("a", { href: `#/run/${encodeURIComponent(run)}/${name}`, "aria-current": name === (VIEWS[kind] ? kind : "curves") && "page" }, title))),
   );
   stop = follow(run, {
-    runs: (changed) => shown(() => now.onRuns?.(changed)),
-    status: (status) => shown(() => now.onStatus?.(status)),
+    runs: (changed) => shown("runs", () => now.onRuns?.(changed)),
+    status: (status) => shown("status", () => now.onStatus?.(status)),
   }, (isOpen) => {
     link.textContent = isOpen ? "live" : "reconnecting";
     link.classList.toggle("bad", !isOpen);
   });
 }
 
-/** Shows what came, or why it cannot be shown. @param {() => void} show */
-function shown(show) {
+/** Shows what came, or why it cannot be shown. @param {string} event @param {() => void} show */
+function shown(event, show) {
   try {
     show();
-    problem.remove();
+    problems[event].remove();
   } catch (error) {
-    problem.textContent = `This cannot be shown: ${error}`;
-    main.prepend(problem);
+    problems[event].textContent = `This cannot be shown: ${error}`;
+    main.prepend(problems[event]);
   }
 }
 

@@ -153,10 +153,10 @@ function percent(part) {
 
 /** Shows where the steps of a behavior are, as a flow. @param {string} name @param {any} one */
 function steps(name, one) {
-  const counts = one?.figures?.step_counts ?? {}, produced = counts.produced || 0;
+  const counts = Object.fromEntries(entries(one?.figures?.step_counts).filter(([, count]) => Number.isFinite(count))), produced = counts.produced || 0;
   const room = 140, gap = 8, parts = TERMS.map(([name, color]) => ({ name, color, count: counts[name] || 0 })).filter(({ count }) => count > 0);
   let from = 20, to = 4;
-  const scale = room / Math.max(1, produced);
+  const scale = room / Math.max(1, produced, ...parts.map(({ count }) => count));
   const shapes = parts.flatMap(({ name, color, count }) => {
     const tall = Math.max(1.5, count * scale), thick = count * scale;
     const d = `M30 ${from} C180 ${from}, 180 ${to}, 330 ${to} L330 ${to + tall} C180 ${to + tall}, 180 ${from + thick}, 30 ${from + thick} Z`;
