@@ -1,10 +1,12 @@
-"""Imitation and curiosity, judged by learning: `python scripts/bench/imitation.py [goal] [balance] [key-door]`.
+"""Imitation and curiosity, judged by learning: `python scripts/bench/imitation.py [goal] [balance] [key-door] ...`.
 
 goal      20 episodes of a trained expert are recorded; GAIL alone, and VAIL alone, then have to come within 10 % of the
           expert's mean return. GAIL with cloning has to pass 0.9 within 500 steps, continuous and discrete.
 balance   as goal, GAIL and VAIL alone.
 key-door  PPO alone fails (below 0.05), with curiosity, and with RND, it solves the game (0.9 of the episodes of an
           interval); with 20 demonstrations of the simulator's expert (GAIL and cloning) at least three times sooner.
+key-door-sac   GAIL alone, from 5 demonstrations: SAC solves the game within 64,000 steps, PPO does not within three
+          times as many.
 
 Prints the reward of every interval. Exit status 1 if a bar is missed.
 """
@@ -59,7 +61,7 @@ def expert(folder: Path, plain: Mapping[str, Any], *arguments: str) -> float:
     """Records episodes into `demos` and returns their mean return."""
     (folder / "expert.yaml").write_text(yaml.safe_dump(dict(plain)))
     where = ["--out", str(folder / "demos"), "--episodes", EPISODES, "--seed", "1", "--force"]
-    sparring("record", str(folder / "expert.yaml"), *arguments, *where)
+    sparring("record", str(folder / "expert.yaml"), *where, *arguments)
     (file,) = files_of(folder / "demos")
     columns = read_any(file).columns
     return float(columns["rewards"].sum() / len(columns["lengths"]))
@@ -146,10 +148,27 @@ def key_door(folder: Path, seeds: range) -> Iterator[bool]:
     yield 3 * max(times["demonstrations"]) <= min(*times["curiosity"], *times["rnd"])
 
 
+def key_door_sac(folder: Path, seeds: range) -> Iterator[bool]:
+    """Compares GAIL from a replay with GAIL from the newest steps alone."""
+    plain, on_policy = configuration("key-door-sac"), configuration("key-door-demonstrations")
+    expert(folder, plain, "--script", "expert", "--episodes", "5")
+    behavior = on_policy["behaviors"]["KeyDoor"]
+    del behavior["behavioral_cloning"], behavior["reward_signals"]["extrinsic"]
+    del behavior["reward_signals"]["gail"]["strength"]
+    most = plain["behaviors"]["KeyDoor"]["max_steps"]
+    behavior["max_steps"] = 3 * most
+    for seed in seeds:
+        for what, changed in (("sac", plain), ("ppo", on_policy)):
+            found = curve(folder, learning_from(folder, changed), seed)
+            shown(what, seed, found)
+            yield solved_at(found) <= most if what == "sac" else solved_at(found) == float("inf")
+
+
 TASKS: Final[dict[str, Callable[[Path, range], Iterator[bool]]]] = {
     "goal": goal,
     "balance": balance,
     "key-door": key_door,
+    "key-door-sac": key_door_sac,
 }
 
 

@@ -4,6 +4,7 @@ Runs the whole pipeline on each task, once for each seed, and prints the curve a
 bar is about. Exit status 1 if a bar is missed.
 
 cartpole  Gymnasium CartPole-v1: mean return of the last 100 episodes >= 475 within 150,000 steps.
+cartpole-sac   the same with SAC: mean of the last three intervals > 450 within 30,000.
 balance   3DBall's hyperparameters, 12 agents: episodes last more than 10 x as long as untrained, within 200,000.
 goal      the 1-D goal game, discrete and continuous, one agent, lockstep: mean reward > 0.9 within 3,000.
 minigrid-empty   MiniGrid-Empty-8x8-v0 from pixels: mean return of the last 100 episodes > 0.9 within 100,000 (so more
@@ -134,6 +135,7 @@ def alone(plain: dict[str, Any]) -> None:
 
 TASKS = {
     "cartpole": Task("cartpole.yaml", nothing, last_100, 475.0),
+    "cartpole-sac": Task("cartpole-sac.yaml", nothing, last_three("reward"), 450.0),
     "balance": Task("balance.yaml", twelve, times_longer, 10.0),
     "goal": Task("goal.yaml", goal, last_100, 0.9),
     "goal-discrete": Task("goal.yaml", goal_discrete, last_100, 0.9),
