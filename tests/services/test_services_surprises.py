@@ -213,6 +213,29 @@ def test_simulator_that_fails_before_its_first_step_ends_the_run_with_its_traceb
     assert len(starts) == 1
 
 
+def test_environment_that_fails_again_and_again_at_the_same_line_ends_the_run_soon(tmp_path: Path) -> None:
+    (tmp_path / "broken_env.py").write_text(
+        "import gymnasium\nfrom gymnasium.envs.classic_control import CartPoleEnv\n\n\nclass Broken(CartPoleEnv):\n"
+        "    def step(self, action):\n        self.count = getattr(self, 'count', 0) + 1\n"
+        "        return super().step(action) if self.count < 9 else {}['speed']\n\n\n"
+        "gymnasium.register('Broken-v0', Broken)\n"
+    )
+    file = config(tmp_path, **ENDLESS)
+    plain = yaml.safe_load(file.read_text())
+    options = {"env_id": "broken_env:Broken-v0", "behavior": "Balance"}
+    plain["simulators"] = [{"name": "gymnasium", "options": options}]
+    file.write_text(yaml.safe_dump(plain))
+    training = Training(tmp_path, str(file))
+    assert training.end() == 1, "\n".join(training.lines)
+    error = training.summary["error"]
+    assert error.startswith(
+        "simulator-0 failed 3 times in the same way, without a trained step in between: exit status 1"
+    )
+    assert f"KeyError: 'speed' ({tmp_path / 'broken_env.py'}:8); correct it there" in error
+    starts = [one for one in training.log() if one["event"] == "started" and one["part"] == "simulator-0"]
+    assert len(starts) == 3
+
+
 def test_console_that_nothing_reads_and_simulators_behind_a_shell_hold_nothing_up(tmp_path: Path) -> None:
     """The console is a full pipe; a suspended simulator, and a killed service, end in order nevertheless."""
     reader, writer = os.pipe()
