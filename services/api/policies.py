@@ -126,6 +126,7 @@ class Policy:
         Raises:
             SettingsError: the observations, masks or memory are not those of the agents.
             SpecError: an observation or mask has another form than its space.
+            NotFinite: with an environment, an observation is NaN or infinite.
         """
         if self._agents and isinstance(observations, Mapping) and observations.keys() <= self._agents:
             return self._act_by_name(observations, masks, deterministic, memory)
