@@ -154,10 +154,13 @@ def _environment(env_id: str) -> Callable[..., Value]:
             warnings.simplefilter("ignore", DeprecationWarning)
             module = importlib.import_module(env_id)
     except ImportError as error:
-        raise SettingsError(
-            f"got environment {env_id!r}: {error}{place_of(error)}; expected a module (without .py) that is installed, "
-            "beside the configuration, or in pipeline.python_path; correct the id, or install its package"
-        ) from error
+        expected = "a module (without .py) that is installed, beside the configuration, or in pipeline.python_path"
+        remedy = "correct the id, or install its package"
+        if error.name is not None and not f"{env_id}.".startswith(f"{error.name}."):
+            expected = "a module whose imports are installed"
+            remedy = f"install {error.name.partition('.')[0]}, or correct the import"
+        got = f"environment {env_id!r}: {error}{place_of(error)}"
+        raise SettingsError(f"got {got}; expected {expected}; {remedy}") from error
     for name in ("parallel_env", "env"):
         if (found := getattr(module, name, None)) is not None:
             made: Callable[..., Value] = found

@@ -249,6 +249,11 @@ def test_a_missing_import_of_an_environment_is_told_from_a_missing_module(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(SettingsError, match=r"imports_nothing.py:1\); .*; install nunpy_of_a_test, or correct"):
         make_gymnasium("imports_nothing:A-v0")
+    with pytest.raises(SettingsError, match=r"imports_nothing.py:1\); .*; install nunpy_of_a_test, or correct"):
+        make_pettingzoo("imports_nothing")
+    for env_id in ("nothing_of_a_test", "pettingzoo.classic.nothing_v3"):
+        with pytest.raises(SettingsError, match=r"expected a module .without .py. that is installed, .*correct the id"):
+            make_pettingzoo(env_id)
 
 
 def test_an_id_without_a_version_names_its_behavior() -> None:
