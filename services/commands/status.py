@@ -76,6 +76,11 @@ def read(folder: Path) -> dict[str, Json]:
         )
     if status and summary and not status["ended"] and status_ns > summary_ns:
         summary = None
+    with _known_shape(folder / "summary.json"):
+        for name, one in summary["behaviors"].items() if summary else ():
+            written = Path(one.get("checkpoint") or "")
+            if not written.exists() and (here := folder.absolute() / name / written.name).exists():
+                one["checkpoint"] = str(here)  # the folder of the run was renamed
     path = folder / "coordination.json"
     with _known_shape(path):
         rules = ((_load(path)[0] or {}).get("self_play") or {}).get("rules")

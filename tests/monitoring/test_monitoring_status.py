@@ -92,6 +92,13 @@ def test_finished_run_shows_its_summary(fake_run: FakeRun, folder: Path) -> None
         assert part in text
 
 
+def test_checkpoint_of_a_renamed_run_is_shown_where_it_is(fake_run: FakeRun, folder: Path) -> None:
+    write_summary(fake_run, folder)
+    (folder / "Balance" / "last").mkdir(parents=True)
+    content = json.loads(run_status(str(folder), "--json")[1])
+    assert content["summary"]["behaviors"]["Balance"]["checkpoint"] == str(folder.absolute() / "Balance" / "last")
+
+
 def test_resumed_run_shows_its_status(fake_run: FakeRun, folder: Path) -> None:
     write_summary(fake_run, folder)
     os.utime(folder / "summary.json", (0, 0))
