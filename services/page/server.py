@@ -55,7 +55,7 @@ _LIST_TICKS: Final = 2
 """Ticks between two looks at the list of all runs."""
 _LIST_SHARE: Final = 0.02
 """Share of the time that looks at the list may take: a folder with thousands of runs is looked at less often."""
-_READ_S: Final = 0.25
+_READ_S: Final = 0.5
 """Seconds for which an answer may read a long run that has not been read: others wait meanwhile."""
 _SLOW_S: Final = 30.0
 """Seconds after which a browser that does not take what is sent to it loses its connection."""
@@ -363,7 +363,7 @@ def serve(page: Page, listener: socket.socket, hosts: Collection[str], token: st
         ws="none",
         http=Connection,
         loop="asyncio",
-        log_level="error",  # requests of strangers that are none would fill the console
+        log_level="error",  # bytes that are no request would fill the console
         access_log=False,  # it would hold the token
         server_header=False,
         proxy_headers=False,
