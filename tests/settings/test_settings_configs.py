@@ -41,6 +41,7 @@ def test_each_demo_and_benchmark_has_a_configuration() -> None:
         "balance-curriculum",
         *("rooms", "scramble", "soccer-scripted", "soccer", "spread-groups", "spread", "tag"),
         *("balance-gail", "goal-gail", "key-door-curiosity", "key-door-demonstrations", "key-door-rnd"),
+        *("cartpole-sac", "key-door-sac"),
     }
 
 
