@@ -3,10 +3,9 @@
 goal      20 episodes of a trained expert are recorded; GAIL alone, and VAIL alone, then have to come within 10 % of the
           expert's mean return. GAIL with cloning has to pass 0.9 within 500 steps, continuous and discrete.
 balance   as goal, GAIL and VAIL alone.
-key-door  PPO alone fails (below 0.05), with curiosity, and with RND, it solves the game (0.9 of the episodes of an
-          interval); with 20 demonstrations of the simulator's expert (GAIL and cloning) at least three times sooner.
-key-door-sac   GAIL alone, from 5 demonstrations: SAC solves the game within 64,000 steps, PPO does not within three
-          times as many.
+key-door  PPO alone fails (below 0.05), with curiosity, and with RND, it solves the game (0.9 of the episodes, in three
+          intervals in a row); with 20 demonstrations of its expert (GAIL and cloning) at least three times sooner.
+key-door-sac   GAIL alone, from 5 demonstrations: SAC solves the game at least three times sooner than PPO.
 
 Prints the reward of every interval. Exit status 1 if a bar is missed.
 """
@@ -126,8 +125,9 @@ def balance(folder: Path, seeds: range) -> Iterator[bool]:
 
 
 def solved_at(found: list[tuple[int, float]]) -> float:
-    """Returns the steps until the first interval in which the game is solved."""
-    return next((step for step, reward in found if reward >= SOLVED), float("inf"))
+    """Returns the steps until the game is solved, in three intervals in a row: in some only a few episodes end."""
+    rows = zip(found, found[1:], found[2:], strict=False)
+    return next((three[-1][0] for three in rows if min(reward for _, reward in three) >= SOLVED), float("inf"))
 
 
 def key_door(folder: Path, seeds: range) -> Iterator[bool]:
@@ -154,14 +154,15 @@ def key_door_sac(folder: Path, seeds: range) -> Iterator[bool]:
     expert(folder, plain, "--script", "expert", "--episodes", "5")
     behavior = on_policy["behaviors"]["KeyDoor"]
     del behavior["behavioral_cloning"], behavior["reward_signals"]["extrinsic"]
-    del behavior["reward_signals"]["gail"]["strength"]
-    most = plain["behaviors"]["KeyDoor"]["max_steps"]
-    behavior["max_steps"] = 3 * most
-    for seed in seeds:
-        for what, changed in (("sac", plain), ("ppo", on_policy)):
-            found = curve(folder, learning_from(folder, changed), seed)
+    behavior["reward_signals"]["gail"] |= {"strength": 1.0, "gradient_penalty": 1.0}
+    times: dict[str, list[float]] = {}
+    for what, chosen in (("sac", plain), ("ppo", on_policy)):
+        for seed in seeds:
+            found = curve(folder, learning_from(folder, chosen), seed)
             shown(what, seed, found)
-            yield solved_at(found) <= most if what == "sac" else solved_at(found) == float("inf")
+            times.setdefault(what, []).append(solved_at(found))
+    print("  solved at", times, flush=True)
+    yield 3 * max(times["sac"]) <= min(times["ppo"])
 
 
 TASKS: Final[dict[str, Callable[[Path, range], Iterator[bool]]]] = {
