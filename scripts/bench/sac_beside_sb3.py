@@ -19,6 +19,7 @@ import argparse
 import json
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -82,6 +83,7 @@ def run(trainer: str, interpreter: Path, env_id: str, seed: int, keep: Path) -> 
     folder = keep / f"{env_id}-{trainer}-{seed}"
     done = folder / "figures.json"
     if not done.exists():
+        shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         settings = {"env_id": env_id, **SETTINGS, **CHANGES[env_id]}
         if trainer == OURS:
