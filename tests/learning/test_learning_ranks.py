@@ -112,7 +112,7 @@ def test_folder_of_ranks_whose_learner_was_killed_is_removed(tmp_path: Path, mon
     left.mkdir()
     (left / endpoints._LOCK).touch()
     (left / "ranks").touch()
-    with led(behavior, spec, settings, count=1):
+    with led(behavior, spec, settings):
         assert not [*tmp_path.glob("sparring*")]
 
 
