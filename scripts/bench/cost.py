@@ -45,6 +45,7 @@ class Case:
         batch: `batch_size`.
         buffer: `buffer_size`.
         stepping: stepping processes.
+        assembly: `per stepping` for an assembly beside each of them.
         behavior: name of the behavior.
         trainer: its `trainer_type`.
         network: its network.
@@ -57,6 +58,7 @@ class Case:
     batch: int = 64
     buffer: int = 12_000
     stepping: int = 1
+    assembly: str = "one"
     behavior: str = "Balance"
     trainer: str = "ppo"
     network: Mapping[str, Any] = field(
@@ -85,6 +87,7 @@ CASES: Final = {
     "batch-256": balance(64, batch=256),
     "batch-4096": balance(64, batch=4096, buffer=65_536),
     "stepping-2": balance(12, 4, stepping=2),
+    "wide": balance(32, 2, batch=4096, buffer=65_536, stepping=2, assembly="per stepping"),
     "images": Case(
         game={"command": PICTURES},
         agents=16,
@@ -123,7 +126,7 @@ def measure(name: str, case: Case, seconds: float) -> str:
     """Measures one run; returns a row of a table."""
     areas = {} if case.areas is None else {"areas": case.areas}
     games = [{**case.game, **areas, "count": case.simulators}]
-    pipeline = {"export": False, "stepping_processes": case.stepping}
+    pipeline = {"export": False, "stepping_processes": case.stepping, "assembly": case.assembly}
     learner, settings = (
         f"learning-{case.behavior}",
         (case.buffer, case.batch, case.network, case.behavior, case.trainer),
