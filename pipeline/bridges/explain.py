@@ -91,7 +91,7 @@ def attribute(env: Value, name: str) -> Value:
 
 
 class _Authored(Protocol):
-    """A game of an environment that somebody else has written.
+    """A game of an environment that is another author's work.
 
     Attributes:
         env: the environment; one of several.

@@ -66,7 +66,7 @@ class Unity:
         self._host = host
         self._clock = clock
         self._program: PlayerProgram | None = None
-        self._connection: PlayerConnection | None = None  # None if the trainer talks to the player, or nobody yet
+        self._connection: PlayerConnection | None = None  # None if the trainer talks to the player, or before it does
         self._runner = asyncio.Runner(loop_factory=asyncio.SelectorEventLoop)  # makes its loop at the first use
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._known: dict[str, BehaviorSpec] = {}
