@@ -56,9 +56,18 @@ class Nodes:
     def add(self) -> None:
         self.workers.append(self.cluster.add_node(num_cpus=self.cpus, object_store_memory=80 * 2**20))
 
-    def kill(self, index: int) -> None:
-        """Kills the raylet of a worker."""
-        self.cluster.remove_node(self.workers.pop(index), allow_graceful=False)
+    def kill_node_of(self, part: str) -> None:
+        """Kills the raylet of the worker that runs a service."""
+        service = next(
+            process
+            for process in psutil.process_iter(["cmdline"])
+            if f"sparring service {part} " in " ".join(process.info["cmdline"] or ())
+            and process.environ().get(MARK) == os.environ[MARK]
+        )
+        above = {process.pid for process in service.parents()}
+        node = next(one for one in self.workers if one.all_processes["raylet"][0].process.pid in above)
+        self.workers.remove(node)
+        self.cluster.remove_node(node, allow_graceful=False)
 
     def kill_head(self) -> None:
         """Kills all processes of the head."""

@@ -16,23 +16,24 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.mark.parametrize(
-    ("workers", "cpus", "deaths", "parts", "behavior"),
-    [(3, 2, 2, 1, "behaviors:\n Balance:"), (1, 8, 1, 4, "default_settings:")],
+    ("workers", "cpus", "deaths", "behavior"),
+    [(3, 2, ["stepping-0", "learning-Balance"], "behaviors:\n Balance:"), (1, 8, ["assembly"], "default_settings:")],
     ids=["a part each", "all on one, the learner placed once its behavior is named"],
 )
 def test_a_run_survives_the_deaths_of_nodes(
-    tmp_path: Path, workers: int, cpus: int, deaths: int, parts: int, behavior: str
+    tmp_path: Path, workers: int, cpus: int, deaths: list[str], behavior: str
 ) -> None:
     """Parts are placed again, the learner continues from its newest checkpoint, and losses are counted."""
     with nodes(workers, cpus) as cluster:
         run = ClusterRun(tmp_path, cluster.address, steps=10_000_000, behavior=behavior)
         run.until(lambda: run.trained() > 1000)
-        for killed in range(1, deaths + 1):
+        for part in deaths:
+            placed = run.text().count(f"placed  part={part} ")
             cluster.add()
-            cluster.kill(0)
-            run.until(lambda least=killed * parts: run.text().count(" placed ") >= least)  # type: ignore[misc]
+            cluster.kill_node_of(part)
+            run.until(lambda: run.text().count(f"placed  part={part} ") > placed)  # noqa: B023
             before = run.trained()
-            run.until(lambda before=before: run.trained() > before + 1000)  # type: ignore[misc]
+            run.until(lambda: run.trained() > before + 1000)  # noqa: B023
         key = secret_key(run.folder)
         assert run.orphans(), "the parts are found as long as they run"
         run.process.send_signal(signal.SIGINT)
