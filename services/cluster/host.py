@@ -296,8 +296,6 @@ def connected(address: str | None, settings: Settings) -> Iterator[Cluster]:
             "of its nodes; run it there, for example by `ray job submit`, with --ray auto"
         )
     _refuse_silence(address)
-    # Ray ends a process that has lost the head, by default sooner than a run has saved its weights.
-    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "600")
     for name in ("ray", "ray._private.worker"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # what matters of it is told in terms of the run
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
