@@ -16,7 +16,7 @@ from sparring.pipeline.messages.steps import ActionsChosen
 from sparring.pipeline.specs import Array
 
 _FIRST_ROWS: Final = 256
-_ACTION: Final = ("continuous", "discrete", "log_probs", "masks", "versions", "carried")
+_ACTION: Final = ("continuous", "discrete", "log_probs", "versions", "carried")
 
 
 @dataclass(slots=True)
@@ -72,28 +72,35 @@ class StepLog:
             "times": np.zeros(_FIRST_ROWS, np.int32),
         }
 
-    def add(self, observations: tuple[Array, ...]) -> RowNumbers:
-        """Writes the observations of agents, for which enough rows must be free; returns their consecutive rows."""
+    def add(self, observations: tuple[Array, ...], masks: Mask | None = None) -> RowNumbers:
+        """Writes the observations and masks of agents, for which enough rows must be free.
+
+        Returns:
+            Their consecutive rows.
+        """
         if not self.observations:
             self.observations = [np.zeros((self.capacity, *c.shape[1:]), c.dtype) for c in observations]
         first = self.size
         self.size += len(observations[0])
         for held, column in zip(self.observations, observations, strict=True):
             held[first : self.size] = column
+        if masks is not None:
+            self._column("masks", masks)[first : self.size] = masks
         return np.arange(first, self.size)
 
     def act(self, rows: RowNumbers | slice, acted: ActionsChosen, part: RowNumbers | slice) -> None:
         """Writes the actions of agents: the rows `part` of `acted` in `rows` of the log."""
-        columns = self.columns
         for name in _ACTION:
             column: Array | None = getattr(acted, name)
             if column is not None:
-                held = columns.get(name)
-                if held is None or not held.shape[-1]:  # it gets its width with the first actions
-                    held = columns[name] = np.zeros((self.capacity, *column.shape[1:]), column.dtype)
-                held[rows] = column[part]
-        if acted.masks is None and "masks" in columns:
-            columns["masks"][rows] = False
+                self._column(name, column)[rows] = column[part]
+
+    def _column(self, name: str, like: Array) -> Array:
+        """Returns a column, which gets its width with the first values."""
+        held = self.columns.get(name)
+        if held is None or not held.shape[-1]:
+            held = self.columns[name] = np.zeros((self.capacity, *like.shape[1:]), like.dtype)
+        return held
 
     def keep(self, needed: Mask, more: int) -> RowNumbers:
         """Drops all rows but those needed, and grows if that frees too few.

@@ -193,10 +193,12 @@ class Members:
         if reported is None:
             return NO_SLOTS, NO_ROWS
         slots, observations = reported.slots[: len(reported.slots) // ticks], reported.observations
+        masks = reported.masks
         live = self.live[slots]
         if np.count_nonzero(live) < len(slots):
             slots, observations = slots[live], tuple(column[live] for column in observations)
-        rows = self._add(observations)
+            masks = None if masks is None else masks[live]
+        rows = self._add(observations, masks)
         times = self.lengths[slots]
         self._lengthen(int(times.max(initial=0)) + ticks - 1)
         self.seen[slots] = True
@@ -342,10 +344,10 @@ class Members:
             more = max(time + 1 - steps, min(steps, self.horizon + 1 - steps))
             self.path = np.concatenate([self.path, np.zeros((len(self.path), more), np.int64)], axis=1)
 
-    def _add(self, observations: tuple[Array, ...]) -> RowNumbers:
+    def _add(self, observations: tuple[Array, ...], masks: Mask | None = None) -> RowNumbers:
         if self.log.size + len(observations[0]) > self.log.capacity:
             self._compact(len(observations[0]))
-        return self.log.add(observations)
+        return self.log.add(observations, masks)
 
     def _compact(self, rows: int) -> None:
         """Frees the rows of the log that no segment needs, so that `rows` more fit."""

@@ -104,6 +104,7 @@ class FinishedSegments:
             observations=_observations(one, own.rows),
             next_observations=_observations(one, own.following),
             masks=None if masks is None else masks[own.rows],
+            next_masks=None if masks is None else masks[own.following],
             carried=None if carried is None else carried[own.rows[_starts(one, own)]],
             matchups=own.matchups if one.has_matchups else None,
             shared=None if self.groups is None else self._group_segments(behavior, self.groups),

@@ -23,6 +23,7 @@ from sparring.pipeline.specs import Array, Flags, Numbers
 _EPISODES_PER_SOURCE: Final = 2**40
 _DECISIONS: Final = ("observations", "continuous", "discrete")
 _RECORDED: Final = (*_DECISIONS, "log_probs", "masks", "rewards", "group_rewards", "versions")
+_OF_SEGMENTS: Final = ("lengths", "terminated", "next_observations", "next_masks")
 _FOLLOWING: Final = ("next_times", "until", "next_continuous", "next_discrete")
 
 Index = slice | Array
@@ -60,6 +61,7 @@ class Batch:
         discrete: [r, branches] chosen index.
         log_probs: [r] log-probability of the joint action when it was chosen.
         masks: [r, choices of all branches] True = forbidden; None if every choice was allowed.
+        next_masks: [s, choices of all branches] likewise, in what followed each segment, where the episode goes on.
         rewards: [r] the agent's own reward.
         group_rewards: [r] the group's reward, as reported to the agent.
         versions: [r] policy version that acted.
@@ -82,6 +84,7 @@ class Batch:
     rewards: Array
     group_rewards: Array
     versions: Array
+    next_masks: Array | None = None
     sequence_length: int = 0
     carried: Array | None = None
     groups: GroupSegments | None = None
@@ -165,12 +168,14 @@ class Batch:
         head.terminated[-1] = head.ended[-1] = False
         for following, column in zip(head.next_observations, self.observations, strict=True):
             following[-1] = column[at]
+        if self.masks is not None and head.next_masks is not None:
+            head.next_masks[-1] = self.masks[at]
         return head, tail
 
 
 _AXES: Final[Mapping[type, Mapping[str, str]]] = {
     Batch: dict.fromkeys(_RECORDED, "r")
-    | dict.fromkeys(("lengths", "terminated", "next_observations", "ended", "agent_episodes"), "s")
+    | dict.fromkeys((*_OF_SEGMENTS, "ended", "agent_episodes"), "s")
     | {"carried": "q"},
     GroupSegments: dict.fromkeys(("members", "numbers", "spans", "ended"), "g")
     | dict.fromkeys(_FOLLOWING, "s")
@@ -219,7 +224,7 @@ class SegmentBuffer:
             sequence_length=self._sequence_length,
             carried=record.carried if self._sequence_length else None,
             groups=groups,
-            **{name: getattr(record, name) for name in ("lengths", "terminated", "next_observations", *_RECORDED)},
+            **{name: getattr(record, name) for name in (*_OF_SEGMENTS, *_RECORDED)},
         )
         found = None if batch.carried is None else len(batch.carried)
         if self._sequence_length and batch.steps and found != len(batch.starts()):
@@ -308,10 +313,14 @@ def _of_groups(members: TeammateSegments, kept_g: Flags) -> TeammateSegments:
 def _concatenate(chunks: Sequence[Batch]) -> Batch:
     """Joins the segments of `chunks`; rows without masks get empty ones if other rows have masks."""
     if any(chunk.masks is not None for chunk in chunks):
-        free = [replace(chunk, masks=np.empty((chunk.steps, 0), np.bool_)) for chunk in chunks]
-        chunks = [chunk if chunk.masks is not None else none for chunk, none in zip(chunks, free, strict=True)]
+        chunks = [chunk if chunk.masks is not None else _with_empty_masks(chunk) for chunk in chunks]
     groups = [chunk.groups for chunk in chunks if chunk.groups is not None]
     return replace(_joined(chunks), groups=_concatenate_groups(groups) if groups else None)
+
+
+def _with_empty_masks(chunk: Batch) -> Batch:
+    masks, following = (np.empty((rows, 0), np.bool_) for rows in (chunk.steps, len(chunk.lengths)))
+    return replace(chunk, masks=masks, next_masks=following)
 
 
 def _concatenate_groups(chunks: Sequence[GroupSegments]) -> GroupSegments:

@@ -5,8 +5,8 @@ They form one ring of slots. A segment takes a slot for each of its steps and on
 of any other step is in the next slot, and no observation is stored twice. The oldest slots are overwritten, one by one:
 a step needs only what follows it. Images are stored as bytes.
 
-Masks of what follows a segment are not recorded. Where choices are masked, the last step of a segment that did not
-terminate only ends the one before it, unless it is the only one.
+What follows the end of an episode has no masks. Where choices are masked, the last step of an episode that was
+truncated only ends the one before it, unless it is the only one of its segment.
 
 Two counters say where the ring is. They belong to the optimizer state of a checkpoint, so that a restored learner
 continues with the steps that it had then: slots that were written later are not sampled, and neither are those that
@@ -23,7 +23,7 @@ import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import torch
@@ -36,19 +36,6 @@ from sparring.pipeline.specs import Array, BehaviorSpec, Floats, Numbers
 _ENDED: Final = 1
 _TERMINATED: Final = 2
 _COUNTS: Final = "counts"
-
-
-class Sample(NamedTuple):
-    """Holds sampled steps.
-
-    Attributes:
-        batch: each segment is a sampled step with those that follow it, or a sequence; log-probabilities, versions and
-            rewards of groups are zeros, because rewards hold both kinds.
-        next_masks: [s, K] True = forbidden after each segment; None without branches.
-    """
-
-    batch: Batch
-    next_masks: Array | None
 
 
 class Replay:
@@ -149,7 +136,7 @@ class Replay:
         lengths = batch.lengths.astype(np.int64)
         own = np.ones(len(lengths), np.int64)  # the observation that follows has a slot of its own
         if batch.masks is not None:
-            own[~batch.terminated & (lengths > 1)] = 0
+            own[batch.ended & ~batch.terminated & (lengths > 1)] = 0
         sizes = lengths + own
         begins = self.written + np.cumsum(sizes) - sizes
         within = np.arange(batch.steps) - np.repeat(np.cumsum(lengths) - lengths, lengths)
@@ -178,7 +165,7 @@ class Replay:
         places = following[last] % self._slots
         self._columns["left"][places] = 0
         if "masks" in self._columns:
-            self._columns["masks"][places] = False
+            self._columns["masks"][places] = False if batch.next_masks is None else batch.next_masks[last]
         each = zip(self._observations, batch.observations, batch.next_observations, self._bytes_of_floats, strict=True)
         for stored, seen, after, is_float in each:
             stored[place] = _as_bytes(seen[kept]) if is_float else seen[kept]
@@ -190,8 +177,10 @@ class Replay:
         self.counters += torch.tensor([int(sizes.sum()), batch.steps])
         self._settled = self.counters.tolist()
 
-    def sample(self, count: int, steps: int, generator: torch.Generator) -> Sample:
+    def sample(self, count: int, steps: int, generator: torch.Generator) -> Batch:
         """Samples steps with equal probability, each with up to `steps - 1` that follow it, or whole sequences.
+
+        Log-probabilities, versions and rewards of groups are zeros, because rewards hold both kinds.
 
         Args:
             count: number of segments to sample; more than 0 steps must be stored.
@@ -217,7 +206,7 @@ class Replay:
         zeros, nothing = np.zeros(len(rows), np.float32), np.empty((len(rows), 0), np.float32)
         starts = begins if self._length > 1 else sequences.rows_of(begins, lengths)
         masks = columns.get("masks")
-        batch = Batch(
+        return Batch(
             lengths=lengths,
             terminated=(ends & _TERMINATED) > 0,
             ended=(ends & _ENDED) > 0,
@@ -228,13 +217,13 @@ class Replay:
             discrete=columns["discrete"][rows].astype(np.int32) if "discrete" in columns else nothing.astype(np.int32),
             log_probs=zeros,
             masks=None if masks is None else masks[rows],
+            next_masks=None if masks is None else masks[after],
             rewards=columns["rewards"][rows],
             group_rewards=zeros,
             versions=np.zeros(len(rows), np.int64),
             sequence_length=self._length,
             carried=columns["carried"][starts % self._slots] if "carried" in columns else None,
         )
-        return Sample(batch, None if masks is None else masks[after])
 
     def _settle(self) -> None:
         """Empties the replay if its counters were restored to a state that these files do not hold."""

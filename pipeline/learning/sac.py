@@ -44,8 +44,8 @@ from sparring.pipeline.learning.buffer import Batch
 from sparring.pipeline.learning.losses import UpdateReport, lags
 from sparring.pipeline.learning.offline import conservative_loss, inverse_loss, log_sum, log_sum_of_all
 from sparring.pipeline.learning.optimizer import of_finite
-from sparring.pipeline.learning.replay import Replay, Sample
-from sparring.pipeline.learning.sac_settings import SACHyperparameters
+from sparring.pipeline.learning.replay import Replay
+from sparring.pipeline.learning.sac_settings import CLONING_STEPS, SACHyperparameters
 from sparring.pipeline.learning.settings import LEARNING_RATE_END, scheduled
 from sparring.pipeline.learning.signals import Steps
 from sparring.pipeline.learning.soft_networks import Decisions, SoftNetworks, View, soft_values, target_entropies
@@ -189,12 +189,13 @@ class SAC(Algorithm):
                 break
         of_signals = hyper.reward_signal_steps_per_update or hyper.steps_per_update
         for _ in range(hyper.gradient_steps(stored, new, of_signals) if self.signals.sources else 0):
-            sampled = self._sample().batch
+            sampled = self._sample()
             self.signals.evaluate(sampled.rewards, self._reward_steps(sampled))
             self.signals.learn(torch.arange(sampled.steps, device=self.optimizer.device))
             if self.is_stopping():
                 break
-        cloned = {} if self.cloning is None or not done else self.cloning.update(trained)
+        is_due = bool(done) and stored // CLONING_STEPS > (stored - new) // CLONING_STEPS
+        cloned = self.cloning.update(trained) if self.cloning is not None and is_due else {}
         taken = of_finite(done)
         return UpdateReport(
             statistics=self._statistics(taken) | {"Policy/Learning Rate": rate} | self.signals.statistics() | cloned,
@@ -207,7 +208,7 @@ class SAC(Algorithm):
 
     # ---------------------------------------------------------------- minibatches
 
-    def _sample(self) -> Sample:
+    def _sample(self) -> Batch:
         count = self.hyper.batch_size
         if self.networks.memory:
             count = max(1, count // self.settings.network_settings.sequence_length)
@@ -216,14 +217,16 @@ class SAC(Algorithm):
     def _reward_steps(self, batch: Batch) -> Steps:
         return Steps(batch, self.actor.actions, self.actor.action_limit)
 
-    def _minibatch(self, sample: Sample) -> Minibatch:
-        """Returns a sample as the networks read it, on the device."""
-        batch, actions, memory = sample.batch, self.actor.actions, self.networks.memory
+    def _minibatch(self, batch: Batch) -> Minibatch:
+        """Returns sampled steps as the networks read them, on the device."""
+        actions, memory = self.actor.actions, self.networks.memory
         steps = self._reward_steps(batch)
         lengths, encoder, done_rP = batch.lengths, self.actor.encoder, steps.done
         previous = self.networks.previous(batch, done_rP.numpy()) if encoder.previous else None
         inputs = encoder.prepare(encoder.join(steps.observations), previous)
-        masks = None if batch.masks is None else torch.from_numpy(np.concatenate([batch.masks, sample.next_masks]))
+        masks = None
+        if batch.masks is not None and batch.next_masks is not None:
+            masks = torch.from_numpy(np.concatenate([batch.masks, batch.next_masks]))
         first_s, after_s = np.cumsum(lengths) - lengths, batch.steps + np.arange(len(lengths))
         first, counts, terminated = first_s, lengths, batch.terminated
         if memory:  # every step is evaluated

@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from sparring.pipeline.learning.algorithm import Algorithm, Parts
     from sparring.pipeline.networks.actor import Actor
 
-_UPDATE_STEPS: Final = 128
-"""Steps after which new weights are published: enough that their publication takes little of the time."""
+_UPDATE_STEPS: Final = 32
+"""Steps after which new weights are published: few, because the policy that acts changes only then, and enough that
+their publication takes little of the time."""
+CLONING_STEPS: Final = 128
+"""Steps after which a pass over the demonstrations is due."""
 
 
 class SACHyperparameters(TrainerHyperparameters):
@@ -55,7 +58,7 @@ class SACHyperparameters(TrainerHyperparameters):
     has_limited_lag = False
     shares_minibatches = False
     splits_segments = False
-    agent_steps = 16
+    agent_steps = 4  # a segment takes one more place in the replay than it has steps
 
     def algorithm(self, parts: Parts) -> Algorithm:
         from sparring.pipeline.learning.sac import SAC

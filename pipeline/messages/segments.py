@@ -146,6 +146,8 @@ class Segments:
             `sequence_length` group times; None where the network needs neither.
         shared: joins the segments into those of groups; None where the learner does not train groups.
         matchups: [s] number of the matchup that each was played under; None without self-play.
+        next_masks: [s, choices of all branches] True = forbidden in what followed, where the episode goes on; None
+            where `masks` is.
     """
 
     behavior: str
@@ -174,3 +176,4 @@ class Segments:
     carried: F32Matrix | None = None
     shared: GroupSegments | None = None
     matchups: I64 | None = None
+    next_masks: Masks | None = None

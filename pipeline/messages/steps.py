@@ -62,12 +62,14 @@ class OutcomesReported:
         observations: one [n, *shape] per observation, seen at the decision.
         rewards: [n] reward since the previous decision.
         group_rewards: [n] group reward since then; None for none.
+        masks: [n, choices of all branches] True = forbidden at the decision; None where all choices are allowed.
     """
 
     slots: I32
     observations: tuple[Observation, ...]
     rewards: F32
     group_rewards: F32 | None = None
+    masks: Masks | None = None
 
 
 @record("acted")
@@ -80,7 +82,6 @@ class ActionsChosen:
         versions: [n] policy version that chose.
         continuous: [n, continuous actions] raw sample; None where the behavior has none.
         discrete: [n, branches] chosen index; None where the behavior has none.
-        masks: [n, choices of all branches] True = forbidden; None where all choices were allowed.
         carried: [n, numbers carried] recurrent state and previous action at this decision; None where the network needs
             neither.
     """
@@ -90,7 +91,6 @@ class ActionsChosen:
     versions: I64
     continuous: F32Matrix | None = None
     discrete: I32Matrix | None = None
-    masks: Masks | None = None
     carried: F32Matrix | None = None
 
 

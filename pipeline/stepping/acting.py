@@ -96,7 +96,6 @@ def choose(
         versions=np.full(len(slots), 0 if policy is None else policy.version),
         continuous=chosen.continuous if chosen.continuous.shape[1] else None,
         discrete=chosen.discrete if chosen.discrete.shape[1] else None,
-        masks=masks,
         carried=carried[:, :own] if carried is not None and own else None,
     )
     return chosen, pick_where(learned, table.learning[slots]) if table.has_ghosts else learned

@@ -13,6 +13,7 @@ from tests.assembly.assembly_world import BehaviorTick
 
 Observed = tuple[tuple[float, ...], ...]
 Carried = tuple[float, ...] | None
+Mask = tuple[bool, ...] | None
 
 
 @dataclass
@@ -20,7 +21,7 @@ class Action:
     continuous: tuple[float, ...]
     discrete: tuple[int, ...]
     log_prob: float
-    mask: tuple[bool, ...] | None
+    mask: Mask
     version: int
 
 
@@ -42,6 +43,7 @@ class SegmentTwin:
     simulator: int
     steps: list[StepTwin]
     following: Observed
+    next_mask: Mask = None
     terminated: bool = False
     interrupted: bool = False
     group_ended: bool = False
@@ -56,6 +58,7 @@ class AgentTwin:
     simulator: int
     whole: bool
     observed: Observed | None = None
+    mask: Mask = None
     action: Action | None = None
     steps: list[StepTwin] = field(default_factory=list)
     to_action: Carried = None
@@ -106,13 +109,13 @@ class AssemblerTwin:
             agent = self.agents.pop(slot, None)
             if agent is not None and agent.steps:
                 assert agent.observed is not None
-                self._close(agent, agent.observed).interrupted = True
+                self._close(agent, agent.observed, agent.mask).interrupted = True
 
     def flush(self) -> None:
         for agent in self.agents.values():
             if agent.steps:
                 assert agent.observed is not None
-                self._close(agent, agent.observed)
+                self._close(agent, agent.observed, agent.mask)
 
     def _complete(self, slot: int, rows: AgentsEnded | OutcomesReported, row: int) -> None:
         agent = self.agents.get(slot)
@@ -129,8 +132,8 @@ class AssemblerTwin:
         agent.group_total += group_reward
         agent.length += 1
 
-    def _close(self, agent: AgentTwin, following: Observed) -> SegmentTwin:
-        segment = SegmentTwin(agent.agent, agent.group, agent.team, agent.simulator, agent.steps, following)
+    def _close(self, agent: AgentTwin, following: Observed, mask: Mask = None) -> SegmentTwin:
+        segment = SegmentTwin(agent.agent, agent.group, agent.team, agent.simulator, agent.steps, following, mask)
         segment.carried = agent.to_steps[:: self.sequence]
         agent.steps, agent.to_steps = [], []
         self.segments.append(segment)
@@ -173,9 +176,9 @@ class AssemblerTwin:
             agent = self.agents.get(slot)
             if agent is None:
                 continue
-            agent.observed = observed_row(reported.observations, row)
+            agent.observed, agent.mask = observed_row(reported.observations, row), mask_row(reported.masks, row)
             if len(agent.steps) >= self.horizon:
-                self._close(agent, agent.observed)
+                self._close(agent, agent.observed, agent.mask)
 
     def _act(self, acted: ActionsChosen) -> None:
         assert acted.slots is not None
@@ -189,7 +192,7 @@ class AssemblerTwin:
                 tuple(acted.continuous[row].tolist()),
                 tuple(acted.discrete[row].tolist()),
                 float(acted.log_probs[row]),
-                None if acted.masks is None else tuple(acted.masks[row].tolist()),
+                agent.mask,
                 int(acted.versions[row]),
             )
             agent.to_action = None if acted.carried is None else tuple(acted.carried[row].tolist())
@@ -199,20 +202,24 @@ def observed_row(columns: tuple[Any, ...], row: int) -> Observed:
     return tuple(tuple(np.ravel(column[row]).tolist()) for column in columns)
 
 
+def mask_row(masks: Any, row: int) -> Mask:
+    """Returns a mask; one that forbids nothing is None."""
+    return None if masks is None or not masks[row].any() else tuple(masks[row].tolist())
+
+
 def read_segments(message: Segments, sequence: int = 1) -> list[SegmentTwin]:
-    """Returns the segments of a message as the twin records them; a mask that forbids nothing becomes None."""
+    """Returns the segments of a message as the twin records them."""
     out = []
     at = 0
     carried = None if message.carried is None else iter(message.carried.tolist())
     for index, length in enumerate(message.lengths.tolist()):
         steps = []
         for row in range(at, at + length):
-            mask = None if message.masks is None else tuple(message.masks[row].tolist())
             action = Action(
                 tuple(message.continuous[row].tolist()),
                 tuple(message.discrete[row].tolist()),
                 float(message.log_probs[row]),
-                mask if mask is not None and any(mask) else None,
+                mask_row(message.masks, row),
                 int(message.versions[row]),
             )
             observed = observed_row(message.observations, row)
@@ -226,6 +233,7 @@ def read_segments(message: Segments, sequence: int = 1) -> list[SegmentTwin]:
                 simulator=int(message.simulators[index]),
                 steps=steps,
                 following=observed_row(message.next_observations, index),
+                next_mask=mask_row(message.next_masks, index),
                 terminated=bool(message.terminated[index]),
                 interrupted=bool(message.interrupted[index]),
                 group_ended=bool(message.group_ended[index]),

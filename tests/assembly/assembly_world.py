@@ -227,11 +227,13 @@ class World:
         if not rows:
             return None
         n = len(rows)
+        masks = np.arange(n * MASK).reshape(n, MASK) % 4 == self._tick % 4
         return OutcomesReported(
             slots=np.array([episode.slot for episode in rows], np.int32),
             observations=self._observations(n),
             rewards=self._unused_numbers(n),
             group_rewards=self._unused_numbers(n) if self.grouped and self._chance(0.7) else None,
+            masks=masks if self.masked and self._chance(0.6) else None,
         )
 
     def _act(self, reported: OutcomesReported | None) -> ActionsChosen | None:
@@ -250,13 +252,11 @@ class World:
         if not rows:
             return None
         n = len(rows)
-        masks = np.arange(n * MASK).reshape(n, MASK) % 4 == self._tick % 4
         return ActionsChosen(
             slots=np.array([episode.slot for episode in rows], np.int32),
             continuous=self._unused_numbers(2 * n).reshape(n, 2),
             discrete=np.arange(n, dtype=np.int32)[:, None] % MASK,
             log_probs=-self._unused_numbers(n),
-            masks=masks if self.masked and self._chance(0.6) else None,
             versions=np.full(n, self._tick // 3 + 1, np.int64),
             carried=self._unused_numbers(self.carried * n).reshape(n, self.carried) if self.carried else None,
         )

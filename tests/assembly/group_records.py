@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.assembly.assembly_twin import Action, Carried, Observed
+from tests.assembly.assembly_twin import Action, Carried, Mask, Observed
 
 Actions = tuple[tuple[float, ...], tuple[int, ...]]
 """Continuous actions and branches."""
@@ -17,6 +17,7 @@ class Decision:
     time: int
     action: Action | None = None
     carried: Carried = None
+    mask: Mask = None
 
     @property
     def actions(self) -> Actions | None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from sparring.pipeline.assembly.members import Sizes
 from sparring.pipeline.messages.steps import AgentsEnded, AgentsStarted, OutcomesReported
-from tests.assembly.assembly_twin import Action, Observed, observed_row
+from tests.assembly.assembly_twin import Action, Mask, Observed, mask_row, observed_row
 from tests.assembly.assembly_world import BehaviorTick
 from tests.assembly.group_records import (
     Decision,
@@ -61,12 +61,12 @@ class GroupsTwin:
         left = self._leave(first)
         moving = self._join(first)
         deciding = self._deciding(first)
-        touched = _unique([*left, *(one.group for one, _ in deciding), *(group for _, group, _ in moving)])
+        touched = _unique([*left, *(one.group for one, _, _ in deciding), *(group for _, group, _ in moving)])
         for group in touched:
             group.present.append([])
             group.series.append(0.0)
-        for one, observed in deciding:
-            one.decision = Decision(observed, len(one.group.present) - 1)
+        for one, observed, mask in deciding:
+            one.decision = Decision(observed, len(one.group.present) - 1, mask=mask)
             one.base = one.group.total
         self._move(moving)
         self._act(first)
@@ -208,14 +208,15 @@ class GroupsTwin:
             self.all_groups.append(group)
         return self.groups[place]
 
-    def _deciding(self, first: Mapping[str, BehaviorTick]) -> list[tuple[MemberTwin, Observed]]:
-        """Returns the members that decide in this tick, with their observations."""
+    def _deciding(self, first: Mapping[str, BehaviorTick]) -> list[tuple[MemberTwin, Observed, Mask]]:
+        """Returns the members that decide in this tick, with their observations and masks."""
         out = []
         for name, tick in first.items():
             for row, slot in enumerate(_slots(tick.reported)):
                 one = self.members.get((name, slot))
                 if one is not None and tick.reported is not None:
-                    out.append((one, observed_row(tick.reported.observations, row)))
+                    observed = observed_row(tick.reported.observations, row)
+                    out.append((one, observed, mask_row(tick.reported.masks, row)))
         return out
 
     def _move(self, moving: Sequence[tuple[MemberTwin, GroupTwin, int]]) -> None:
@@ -236,7 +237,7 @@ class GroupsTwin:
         self._forget(over)
         for one, group, _ in moving:
             assert one.decision is not None
-            one.decision = Decision(one.decision.observed, len(group.present) - 1)
+            one.decision = Decision(one.decision.observed, len(group.present) - 1, mask=one.decision.mask)
             one.base = group.total
 
     def _depart(self, one: MemberTwin) -> None:
@@ -257,7 +258,7 @@ class GroupsTwin:
                     () if acted.continuous is None else tuple(acted.continuous[row].tolist()),
                     () if acted.discrete is None else tuple(acted.discrete[row].tolist()),
                     float(acted.log_probs[row]),
-                    _mask(acted.masks, row),
+                    one.decision.mask,
                     int(acted.versions[row]),
                 )
                 one.decision.carried = None if acted.carried is None else tuple(acted.carried[row].tolist())
@@ -333,11 +334,6 @@ def _slots(rows: Any) -> list[int]:
 def _row(joined: AgentsStarted, row: int) -> tuple[int, int]:
     """Returns agent and group key."""
     return int(joined.agents[row]), int(joined.groups[row])
-
-
-def _mask(masks: Any, row: int) -> tuple[bool, ...] | None:
-    """Returns the mask of a row, or None if it forbids nothing."""
-    return None if masks is None or not masks[row].any() else tuple(masks[row].tolist())
 
 
 def _unique(groups: Iterable[GroupTwin]) -> list[GroupTwin]:

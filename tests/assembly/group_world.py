@@ -305,11 +305,14 @@ class GroupWorld:
     def _reported(self, name: str, rows: list[tuple[AgentEpisode, float, float]]) -> OutcomesReported | None:
         if not rows:
             return None
+        n, (_, branches) = len(rows), WIDTHS[name]
+        masks = np.arange(n * branches * CHOICES).reshape(n, -1) % 4 == self.number % 4
         return OutcomesReported(
             slots=np.array([episode.slot for episode, _, _ in rows], np.int32),
-            observations=self._observations(name, len(rows)),
+            observations=self._observations(name, n),
             rewards=np.array([own for _, own, _ in rows], np.float32),
             group_rewards=self._shared(rows),
+            masks=masks if branches and self._chance(0.6) else None,
         )
 
     def _shared(self, rows: list[tuple[AgentEpisode, float, float]]) -> Any:
@@ -339,13 +342,11 @@ class GroupWorld:
             return None
         n, (continuous, branches) = len(rows), WIDTHS[name]
         carried = self.kind.carried[self.kind.names.index(name)]
-        masks = np.arange(n * branches * CHOICES).reshape(n, -1) % 4 == self.number % 4
         return ActionsChosen(
             slots=np.array([episode.slot for episode in rows], np.int32),
             continuous=self._unused_numbers(continuous * n).reshape(n, continuous) if continuous else None,
             discrete=self._unused_numbers(branches * n).reshape(n, branches).astype(np.int32) if branches else None,
             log_probs=-self._unused_numbers(n),
-            masks=masks if branches and self._chance(0.6) else None,
             versions=np.full(n, self.number // 3 + 1, np.int64),
             carried=self._unused_numbers(carried * n).reshape(n, carried) if carried else None,
         )

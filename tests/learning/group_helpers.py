@@ -52,6 +52,7 @@ def record(
         **{name: column for name, column in own_columns.items() if name not in _OF_SHARED},
         "log_probs": np.array([step.log_prob for step in steps], np.float32),
         "masks": masks,
+        "next_masks": None if masks is None else np.zeros((len(own), masks.shape[1]), np.bool_),
         "rewards": np.array([step.reward for step in steps], np.float32),
         "group_rewards": np.array([step.group_reward for step in steps], np.float32),
         "versions": np.array([step.version for step in steps], np.int64),

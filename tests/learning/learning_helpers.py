@@ -63,10 +63,10 @@ def segments(
         observations[0][:, 0] = first + np.arange(rows)
         following[0][:, 0] = first + np.cumsum(lengths) - 0.5
     actor = Actor(spec, NetworkSettings(hidden_units=8), torch.Generator().manual_seed(seed))
-    masks = None
+    masks = next_masks = None
     if masked:
-        masks = np.zeros((rows, spec.actions.mask_size), np.bool_)
-        masks[::2, 0] = True
+        masks, next_masks = (np.zeros((size, spec.actions.mask_size), np.bool_) for size in (rows, count))
+        masks[::2, 0] = next_masks[::2, 1] = True
     continuous, discrete, log_probs = actor.frozen().act(observations, masks, np.random.default_rng(seed))
     columns = {
         **_head(rows),
@@ -77,6 +77,7 @@ def segments(
         "discrete": discrete,
         "log_probs": log_probs,
         "masks": masks,
+        "next_masks": next_masks,
         "rewards": random.standard_normal(rows, np.float32),
         "group_rewards": np.zeros(rows, np.float32),
         "versions": np.broadcast_to(np.asarray(versions, np.int64), rows).copy(),

@@ -86,7 +86,7 @@ def test_updates_train_every_network_on_the_recorded_steps(tmp_path, objective, 
     one = learner(tmp_path, spec, objective=objective)
     before = {name: array.copy() for name, array in one.checkpoint().weights.items()}
     report = one.update_offline()
-    assert (report.steps, report.minibatches, report.skipped) == (128, 16, 0)
+    assert (report.steps, report.minibatches, report.skipped) == (32, 4, 0)
     after = one.checkpoint().weights
     for name in ("actor.body.layers.0.weight", "critic.0.body.layers.0.weight", "critic.1.body.layers.0.weight"):
         assert not np.array_equal(before[name], after[name])

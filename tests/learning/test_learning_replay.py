@@ -35,7 +35,7 @@ def stored(replay, *batches):
 
 
 def sampled(replay, count=200, steps=1, seed=0):
-    return replay.sample(count, steps, torch.Generator().manual_seed(seed)).batch
+    return replay.sample(count, steps, torch.Generator().manual_seed(seed))
 
 
 def numbers(found):
@@ -88,17 +88,18 @@ def test_every_column_of_a_step_is_what_arrived():
     assert not found.masks.any()
 
 
-def test_masks_that_follow_a_step_are_those_of_the_next_and_the_unknown_ones_are_not_needed():
-    """The last step of a segment that goes on has no masks after it: it is left out."""
-    one = batch([5, 4, 1], terminated=[False, True, False], masked=True)
-    replay = stored(Replay(HYBRID, 16), one)
-    found = replay.sample(300, 1, torch.Generator().manual_seed(0))
-    at = numbers(found.batch)[0].astype(int)
-    assert set(at.tolist()) == {0, 1, 2, 3, 5, 6, 7, 8, 9}
-    np.testing.assert_array_equal(found.batch.masks, one.masks[at])
-    inside = (at < 4) | ((at >= 5) & (at < 8))
+def test_masks_that_follow_a_step_are_those_of_the_next_and_those_of_a_truncated_end_are_not_needed():
+    """The last step of an episode that was truncated has no masks after it: it is left out, unless it is alone."""
+    after = np.eye(5, HYBRID.actions.mask_size, dtype=np.bool_)
+    ends = {"terminated": [False, True, False, False, False], "interrupted": [False, False, True, True, False]}
+    one = batch([5, 4, 3, 1, 1], **ends, masked=True, next_masks=after)
+    found = sampled(stored(Replay(HYBRID, 20), one), 600)
+    at, last = numbers(found)[0].astype(int), np.array([4, 8, 11, 12, 13])
+    assert set(at.tolist()) == set(range(14)) - {11}
+    np.testing.assert_array_equal(found.masks, one.masks[at])
+    inside = ~np.isin(at, last)
     np.testing.assert_array_equal(found.next_masks[inside], one.masks[at[inside] + 1])
-    assert not found.next_masks[~inside].any()
+    np.testing.assert_array_equal(found.next_masks[~inside], after[np.searchsorted(last, at[~inside])])
 
 
 def test_images_are_stored_as_bytes_and_no_observation_twice():

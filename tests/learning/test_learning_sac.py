@@ -114,9 +114,9 @@ def test_exported_model_acts_as_the_policy(kind, tmp_path):
 # ---------------------------------------------------------------- one gradient step
 
 
-def plain_losses(sac, sample, noise_of_following, noise, gammas):
+def plain_losses(sac, batch, noise_of_following, noise, gammas):
     """Returns the losses of critics, policy and coefficients as in the papers, row by row, for autograd."""
-    networks, batch = sac.networks, sample.batch
+    networks = sac.networks
     actor, alpha = sac.actor, networks.log_alpha.detach().exp()
     discrete, count = actor.actions.discrete, actor.actions.continuous
     first = np.cumsum(batch.lengths) - batch.lengths
@@ -156,7 +156,7 @@ def plain_losses(sac, sample, noise_of_following, noise, gammas):
         return total + (alpha * entropies).sum(), entropies
 
     masks = None if batch.masks is None else torch.from_numpy(batch.masks[first])
-    next_masks = None if sample.next_masks is None else torch.from_numpy(sample.next_masks)
+    next_masks = None if batch.next_masks is None else torch.from_numpy(batch.next_masks)
     errors, gains, coefficient = [[], []], [], 0.0
     for row, (at, length) in enumerate(zip(first, batch.lengths, strict=True)):
         with torch.no_grad():
@@ -261,12 +261,12 @@ def test_recurrent_policy_is_evaluated_from_the_memory_that_acted():
     sac = one._algorithm
     sample = sac._sample()
     minibatch = sac._minibatch(sample)
-    for view, found in ((minibatch.now, sample.batch.rewards), (minibatch.following, None)):
+    for view, found in ((minibatch.now, sample.rewards), (minibatch.following, None)):
         head = sac.actor(view.inputs, view.layout, view.memory)
         if found is None:  # the row after each step, where that is another step of the sequence
             head, found = head.index_select(0, minibatch.at), minibatch.rewards[:, 0].numpy() + 1
             inside = np.ones(len(found), bool)
-            inside[np.cumsum(sample.batch.lengths) - 1] = False
+            inside[np.cumsum(sample.lengths) - 1] = False
         else:
             inside = np.ones(len(found), bool)
         at = found.astype(int)[inside]
@@ -365,7 +365,7 @@ def test_cloning_beside_moves_the_policy_to_the_demonstrations(kind, tmp_path):
     columns = recorded(spec, [30] * 3)
     columns["continuous"][:], columns["discrete"][:] = 0.5, 1
     write(tmp_path, spec, columns)
-    cloning = BehavioralCloningSettings(demo_path=str(tmp_path), strength=10.0)
+    cloning = BehavioralCloningSettings(demo_path=str(tmp_path), strength=10.0, num_epoch=2)
     settings = settings_of().model_copy(update={"behavioral_cloning": cloning})
     one = Learner("Test", spec, settings, 0)
     losses = [fed(one, 130, seed=seed).update().statistics["Losses/Pretraining Loss"] for seed in range(40)]
@@ -459,11 +459,11 @@ def test_step_budget_is_that_of_the_pipeline_and_holds_an_update():
     settings = parse_settings(text.format(300), "run.yaml").settings
     assert settings.step_budget(settings.behaviors["A"]) == 300
     assert settings.agent_steps(settings.behaviors["A"]) == 0
-    with pytest.raises(SettingsError, match="got 100 with A, whose updates wait for 128 new steps"):
-        parse_settings(text.format(100), "run.yaml")
-    default = parse_settings("behaviors: {A: {trainer_type: sac, time_horizon: 5}}", "run.yaml").settings
-    assert default.step_budget(default.behaviors["A"]) == 256
-    assert default.agent_steps(default.behaviors["A"]) == 5
+    with pytest.raises(SettingsError, match="got 30 with A, whose updates wait for 32 new steps"):
+        parse_settings(text.format(30), "run.yaml")
+    default = parse_settings("behaviors: {A: {trainer_type: sac, time_horizon: 3}}", "run.yaml").settings
+    assert default.step_budget(default.behaviors["A"]) == 64
+    assert default.agent_steps(default.behaviors["A"]) == 3
 
 
 # ---------------------------------------------------------------- learning

@@ -171,14 +171,15 @@ class EpisodeRecorder:
         for row, slot in enumerate(slots):
             episode = self._slots[name, slot]
             _complete(episode, reported, row)
-            episode.decisions.append(Decision(tuple(column[row] for column in reported.observations)))
+            decision = Decision(tuple(column[row] for column in reported.observations))
+            decision.mask = None if reported.masks is None else reported.masks[row]
+            episode.decisions.append(decision)
         if acted is None:
             return
         for row, slot in enumerate(slots if acted.slots is None else acted.slots.tolist()):
             decision = self._slots[name, slot].decisions[-1]
             assert not decision.acted
             decision.acted = True
-            decision.mask = None if acted.masks is None else acted.masks[row]
             decision.continuous = [] if acted.continuous is None else acted.continuous[row].tolist()
             decision.discrete = [] if acted.discrete is None else acted.discrete[row].tolist()
 
