@@ -207,8 +207,8 @@ def linear(graph: Graph, layer: nn.Module, rows_BF: str, outputs: int | None = N
 
 def activate(graph: Graph, activation: Activation, sums: str) -> str:
     """Applies the function of hidden units."""
-    if activation == "tanh":
-        return graph.add("Tanh", sums)
+    if activation != "silu":
+        return graph.add(activation.capitalize(), sums)
     return graph.add("Mul", sums, graph.add("Sigmoid", sums))
 
 

@@ -26,10 +26,10 @@ from sparring.pipeline.networks.settings import Initialization, NetworkSettings
 from sparring.pipeline.specs import ActionSpec, Array, BehaviorSpec, Flags, Floats
 
 VALUE_GAIN: Final = 1.0
-MEAN_GAINS: Final[dict[Initialization, float]] = {"he_normal": 0.2, "orthogonal": 0.01}
+MEAN_GAINS: Final[dict[Initialization, float]] = {"he_normal": 0.2, "orthogonal": 0.01, "uniform": 1.0}
 """Gains of the means of continuous actions. A policy that begins near the same action everywhere learns more steadily
 (Andrychowicz et al. 2020, arXiv 2006.05990, section 3.2)."""
-LOGIT_GAINS: Final[dict[Initialization, float]] = {"he_normal": 0.1, "orthogonal": 0.01}
+LOGIT_GAINS: Final[dict[Initialization, float]] = {"he_normal": 0.1, "orthogonal": 0.01, "uniform": 1.0}
 
 Choices = tuple[Floats, NDArray[np.int32], Floats]
 """Continuous [B, C] raw samples, discrete [B, D] choices, [B] log-probability of both together."""

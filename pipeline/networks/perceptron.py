@@ -24,7 +24,7 @@ from torch.nn.functional import silu
 from sparring.pipeline.networks.device import constant
 from sparring.pipeline.networks.settings import Activation, Initialization, NetworkSettings
 
-HIDDEN_GAINS: Final[dict[Initialization, float]] = {"he_normal": 1.0, "orthogonal": math.sqrt(2)}
+HIDDEN_GAINS: Final[dict[Initialization, float]] = {"he_normal": 1.0, "orthogonal": math.sqrt(2), "uniform": 1.0}
 
 
 BackwardFn = Callable[[Tensor], object]
@@ -70,31 +70,42 @@ def _traced_tanh(sums: Tensor) -> tuple[Tensor, Tensor]:
     return values, torch.addcmul(constant(1.0, values), values, values, value=-1)
 
 
+def _traced_relu(sums: Tensor) -> tuple[Tensor, Tensor]:
+    values = sums.relu_()
+    return values, (values > 0).to(values.dtype)
+
+
 FUNCTIONS: Final[dict[Activation, Function]] = {
     "silu": Function(silu, partial(silu, inplace=True), _traced_silu),
     "tanh": Function(torch.tanh, torch.tanh_, _traced_tanh),
+    "relu": Function(torch.relu, torch.relu_, _traced_relu),
 }
 
 
 def initialize_weights(
     layer: nn.Conv2d | nn.Linear, gain: float, generator: torch.Generator, initialization: Initialization = "he_normal"
 ) -> None:
-    """Samples the initial weights of a layer, and sets its biases to 0.
+    """Samples the initial weights of a layer, and sets its biases to 0, or samples them likewise if `uniform`.
 
     Args:
         layer: changed in place.
         gain: factor.
         generator: random source.
         initialization: `he_normal`: a normal distribution of variance gain^2 / inputs (He et al. 2015, arXiv
-            1502.01852); `orthogonal`: a random orthogonal matrix times the gain (Saxe et al. 2014, arXiv 1312.6120).
+            1502.01852); `orthogonal`: a random orthogonal matrix times the gain (Saxe et al. 2014, arXiv 1312.6120);
+            `uniform`: within gain / sqrt(inputs), as torch's own.
     """
+    scale = gain / math.sqrt(layer.weight[0].numel())
     with torch.no_grad():
-        if initialization == "orthogonal":
-            nn.init.orthogonal_(layer.weight, gain, generator)
-        else:
-            layer.weight.normal_(0.0, gain / math.sqrt(layer.weight[0].numel()), generator=generator)
         if layer.bias is not None:
             layer.bias.zero_()
+        if initialization == "orthogonal":
+            nn.init.orthogonal_(layer.weight, gain, generator)
+        elif initialization == "uniform":
+            for parameter in layer.parameters():
+                parameter.uniform_(-scale, scale, generator=generator)
+        else:
+            layer.weight.normal_(0.0, scale, generator=generator)
 
 
 def linear(

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 GoalConditioning = Literal["hyper", "none"]
-Activation = Literal["silu", "tanh"]
-Initialization = Literal["he_normal", "orthogonal"]
+Activation = Literal["silu", "tanh", "relu"]
+Initialization = Literal["he_normal", "orthogonal", "uniform"]
 
 ACTION_LIMIT: Final = 3.0
 """Default of `network_settings.action_limit` (ML-Agents)."""

@@ -6,8 +6,8 @@ seed of each environment, then the next. The environments record their episodes 
 time of training, of all processes: medians over the seeds, then each seed.
 
 What no setting makes equal: this project acts by its new policy where Stable-Baselines3 acts uniformly, in the first
-`first` steps; its hidden units are SiLU (ReLU), its initial weights He-normal (PyTorch's); and it acts up to two
-batches of 128 steps behind its learner, in processes of their own, where Stable-Baselines3 steps and learns in turn.
+`first` steps; and it acts up to two batches of 32 steps behind its learner, in processes of their own, where
+Stable-Baselines3 steps and learns in turn.
 
 Needs `pip install 'sparring[mujoco]'`. Stable-Baselines3 has a Python environment of its own under ~/.cache/sparring.
 Runs stay in `--keep`, and those that are complete there are not run again. Not part of CI: a run takes minutes.
@@ -68,7 +68,12 @@ def ours(settings: Mapping[str, Any]) -> dict[str, Any]:
             "tau": settings["tau"],
             "steps_per_update": settings["steps_per_update"],
         },
-        "network_settings": {"hidden_units": settings["units"], "num_layers": 2},
+        "network_settings": {
+            "hidden_units": settings["units"],
+            "num_layers": 2,
+            "activation": "relu",
+            "initialization": "uniform",
+        },
         "reward_signals": {"extrinsic": {"gamma": settings["discount"]}},
         "max_steps": settings["steps"],
         "summary_freq": 10_000,

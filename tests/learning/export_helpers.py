@@ -37,6 +37,7 @@ KINDS: dict[str, Kind] = {
     "goal-hyper-one-layer": ((VECTOR, GOAL), CONTINUOUS, {"num_layers": 1}),
     "limit": ((VECTOR,), HYBRID, {"action_limit": 0.05}),
     "tanh": ((VECTOR, FAR), HYBRID, {"activation": "tanh"}),
+    "relu-goal": ((GOAL, VECTOR), HYBRID, {"activation": "relu", "initialization": "uniform"}),
     "tanh-goal-memory": ((GOAL, VECTOR), HYBRID, {"activation": "tanh", "memory": MEMORY}),
     "image": ((IMAGE,), DISCRETE, {}),
     "bytes-and-image": ((BYTES, VECTOR, IMAGE), HYBRID, {"normalize": True}),

@@ -33,7 +33,7 @@ UNITS, MEMORY, SIGNALS = 8, 6, ("extrinsic", "curiosity")
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
-ACTIVATE = {"silu": silu, "tanh": torch.tanh}
+ACTIVATE = {"silu": silu, "tanh": torch.tanh, "relu": torch.relu}
 
 
 def seeded(seed=0):

@@ -290,7 +290,7 @@ def gradients_of(one, run):
 @given(
     sizes=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 1)).filter(any), min_size=1, max_size=3),
     layers=st.integers(1, 3),
-    activation=st.sampled_from(["silu", "tanh"]),
+    activation=st.sampled_from(["silu", "tanh", "relu"]),
     share=st.floats(0, 1),
     same_rows=st.booleans(),
 )

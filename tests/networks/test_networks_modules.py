@@ -26,7 +26,7 @@ SPEC = BehaviorSpec(
     actions=ActionSpec(continuous=2, discrete=(3,)),
 )
 SMALL = NetworkSettings(hidden_units=8, normalize=True)
-ACTIVATIONS = pytest.mark.parametrize("activation", ["silu", "tanh"])
+ACTIVATIONS = pytest.mark.parametrize("activation", ["silu", "tanh", "relu"])
 
 
 def seeded(seed=0):
@@ -95,7 +95,7 @@ def plain_twin(perceptron: Perceptron) -> nn.Sequential:
     for layer in perceptron.layers:
         linear = nn.Linear(layer.in_features, layer.out_features, dtype=layer.weight.dtype)
         linear.load_state_dict(layer.state_dict())
-        parts += [linear, {"silu": nn.SiLU, "tanh": nn.Tanh}[perceptron.activation]()]
+        parts += [linear, {"silu": nn.SiLU, "tanh": nn.Tanh, "relu": nn.ReLU}[perceptron.activation]()]
     return nn.Sequential(*parts[:-1])
 
 
@@ -160,6 +160,18 @@ def test_orthogonal_weights_scale_lengths_by_their_gain(inputs, units):
     torch.testing.assert_close(last.weight @ last.weight.T, torch.diag(torch.tensor([0.25, 4.0])))
     assert not first.bias.any()
     assert not last.bias.any()
+
+
+def test_uniform_weights_and_biases_are_distributed_as_those_of_torch():
+    torch.manual_seed(1)
+    for own, like in zip(
+        Perceptron([100, 300], [1.0] * 300, NetworkSettings(initialization="uniform"), seeded()).layers[0].parameters(),
+        nn.Linear(100, 300).parameters(),
+        strict=True,
+    ):
+        assert own.abs().max().item() <= 0.1
+        quantiles = torch.linspace(0.1, 0.9, 9)
+        torch.testing.assert_close(own.flatten().quantile(quantiles), like.flatten().quantile(quantiles), rtol=0, atol=0.02)
 
 
 @pytest.mark.parametrize("more", [{}, {"memory": MemorySettings(memory_size=16, sequence_length=4)}])

@@ -111,7 +111,7 @@ def dense(sizes: Sequence[int], settings: NetworkSettings, generator: torch.Gene
     layers: list[nn.Module] = []
     for before, after in pairwise(sizes):
         layers.append(hidden_layer(before, after, settings, generator))
-        layers.append(nn.Tanh() if settings.activation == "tanh" else nn.SiLU())
+        layers.append({"silu": nn.SiLU, "tanh": nn.Tanh, "relu": nn.ReLU}[settings.activation]())
     return nn.Sequential(*layers)
 
 
