@@ -10,7 +10,7 @@ from typing import TypedDict, Unpack
 
 from sparring.pipeline.errors import BAD_INPUT, ServiceError, SettingsError
 from sparring.pipeline.files import Json
-from sparring.services.api.runs import Config, options_of, written
+from sparring.services.api.runs import Config, options_of, without_file, written
 from sparring.services.process.hosting import SPARRING
 from sparring.services.process.lifeline import ending_with_caller
 
@@ -155,7 +155,7 @@ def _output(words: Sequence[str]) -> str:
             **lifeline,
         )
         errors.seek(0)
-        text = errors.read().strip()
+        text = without_file(errors.read().strip())
     if ended.returncode == BAD_INPUT:
         raise SettingsError(text.removeprefix("sparring: "))
     if ended.returncode:

@@ -7,6 +7,7 @@ the files in its folder, which are the queue of a caller that reads slowly.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -29,6 +30,8 @@ Callback = Callable[["Event"], object]
 Config = str | Path | Mapping[str, Json]
 
 _POLL_S: Final = 0.1
+_WRITTEN: Final = "sparring-given-"
+"""Begins the name of the folder in which a configuration is written that was given as data."""
 _CALLBACKS_S: Final = 30.0
 """Seconds that the end of a run waits for callbacks."""
 _ENDED: Final = "completed", "stopped"
@@ -197,7 +200,7 @@ class Run:
                 return RunResult(self.folder, "stopped", "", {})
             lines = [line for line in self.console().splitlines() if line]
             error = "\n".join(lines[-20:]).removeprefix("sparring: ") or f"exit status {status}"
-            return RunResult(self.folder, "refused" if status == BAD_INPUT else "failed", error, {})
+            return RunResult(self.folder, "refused" if status == BAD_INPUT else "failed", without_file(error), {})
         return RunResult(self.folder, summary["status"], summary.get("error") or "", summary["behaviors"])
 
 
@@ -321,10 +324,15 @@ def written(config: Config, overrides: Mapping[str, Json] | None) -> Iterator[li
     content, pipeline = dict(config), config.get("pipeline") or {}
     if isinstance(pipeline, Mapping) and isinstance(own := pipeline.get("python_path", ()), list | tuple):
         content["pipeline"] = {**pipeline, "python_path": [*own, str(Path.cwd())]}
-    with tempfile.TemporaryDirectory(prefix="sparring-") as folder:
+    with tempfile.TemporaryDirectory(prefix=_WRITTEN) as folder:
         path = Path(folder, "config.yaml")
         path.write_text(_json(content), encoding="utf-8", errors="surrogatepass")  # JSON is YAML
         yield [str(path), *assigned]
+
+
+def without_file(error: str) -> str:
+    """Returns an error of a configuration that was given as data, without the file and line where it was `written`."""
+    return re.sub(rf"\S*{_WRITTEN}\w+/config\.yaml(:\d+)?", "the configuration", error)
 
 
 def _json(value: object) -> str:

@@ -134,6 +134,8 @@ def test_several_tasks_follow_a_run_that_one_of_them_stops(tmp_path: Path) -> No
 def test_what_cannot_be_run_is_refused_as_by_the_command(tmp_path: Path) -> None:
     with pytest.raises(sparring.SettingsError, match=r"behaviors.Goal.max_stepz: .*did you mean max_steps"):
         sparring.train(GOAL, {"behaviors.Goal.max_stepz": 1}, results_dir=tmp_path)
+    with pytest.raises(sparring.SettingsError, match=r"^1 problem in the configuration\nthe configuration: engine"):
+        sparring.train({**GOAL, "engine": 1}, results_dir=tmp_path)
     with pytest.raises(sparring.SettingsError, match=r"got .*nothing.yaml: No such file"):
         sparring.train(tmp_path / "nothing.yaml", results_dir=tmp_path)
     (tmp_path / "goal").mkdir()
