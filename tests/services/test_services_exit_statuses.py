@@ -15,8 +15,10 @@ import pytest
 
 from sparring.pipeline import errors
 from sparring.pipeline.monitoring.summary import STATUSES, Status, summary
+from sparring.pipeline.settings.load import parse_settings
 from sparring.services.commands import evaluate, train
 from sparring.services.main import main
+from sparring.services.supervision.topology import build
 
 ROOT = Path(__file__).parent.parent.parent
 STATUS_NUMBERS = {name: value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}
@@ -74,6 +76,26 @@ def test_every_outcome_of_a_run_has_a_status_and_every_failure_needs_a_cause() -
         if number:
             with pytest.raises(ValueError, match="without an error"):
                 summary(run_id="r", status=status, wall_s=1.0, error=None, behaviors={})
+
+
+def test_a_plug_in_that_leaves_a_service_by_sys_exit_is_named_with_its_place(tmp_path: Path) -> None:
+    settings = parse_settings("{behaviors: {A: {}}, pipeline: {export: false}}", "run.yaml").settings
+    build(settings, run_id="r", directory=tmp_path, seed=1).save()
+    (tmp_path / "licensed.py").write_text("import sys\n\nasync def check(*_, **__):\n    sys.exit(0)\n")
+    program = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+import licensed
+from sparring.services.commands import service
+from sparring.services.main import main
+from sparring.services.supervision.topology import build
+service._serve = licensed.check
+sys.exit(main(["service", "monitor", "--run", {str(tmp_path)!r}]))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == errors.FAILED
+    assert re.search(r"SystemExit: 0 .*licensed.py:4", ended.stderr), ended.stderr
+    assert '"SystemExit: 0"' in (tmp_path / "logs" / "monitor.jsonl").read_text()
 
 
 @pytest.mark.parametrize(
