@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -55,3 +57,22 @@ def test_a_machine_without_ray_is_told_how_to_install_it(
     assert main([command, str(config), *where, "--ray"]) == 2
     error = capsys.readouterr().err
     assert "got --ray without Ray; expected its package; install it with `pip install 'ray" in error
+
+
+def test_ray_is_given_more_patience_before_it_is_imported() -> None:
+    """It reads its limit then; a run could otherwise not save its weights a minute after the death of the head."""
+    program = """
+import os, sys
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "ray":
+            print(os.environ["RAY_gcs_rpc_server_reconnect_timeout_s"])
+
+sys.meta_path.insert(0, Watch())
+import sparring.services.cluster.host
+"""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    command = [sys.executable, "-c", program]
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert printed.splitlines()[0] == "600"

@@ -164,14 +164,11 @@ def test_orthogonal_weights_scale_lengths_by_their_gain(inputs, units):
 
 def test_uniform_weights_and_biases_are_distributed_as_those_of_torch():
     torch.manual_seed(1)
-    for own, like in zip(
-        Perceptron([100, 300], [1.0] * 300, NetworkSettings(initialization="uniform"), seeded()).layers[0].parameters(),
-        nn.Linear(100, 300).parameters(),
-        strict=True,
-    ):
-        assert own.abs().max().item() <= 0.1
-        quantiles = torch.linspace(0.1, 0.9, 9)
-        torch.testing.assert_close(own.flatten().quantile(quantiles), like.flatten().quantile(quantiles), rtol=0, atol=0.02)
+    own = Perceptron([100, 300], [1.0] * 300, NetworkSettings(initialization="uniform"), seeded()).layers[0]
+    for found, like in zip(own.parameters(), nn.Linear(100, 300).parameters(), strict=True):
+        assert found.abs().max().item() <= 0.1
+        tenths = [one.flatten().quantile(torch.linspace(0.1, 0.9, 9)) for one in (found, like)]
+        torch.testing.assert_close(*tenths, rtol=0, atol=0.02)
 
 
 @pytest.mark.parametrize("more", [{}, {"memory": MemorySettings(memory_size=16, sequence_length=4)}])
