@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import math
 import re
+import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 import numpy as np
@@ -169,14 +171,17 @@ def returned(call: str, result: Value, names: Sequence[str]) -> Value:
 
 def place_of(error: BaseException) -> str:
     """Returns the last file and line of the author's own code in an error, or its cause; "" where there is none."""
-    place = last_place(traceback.extract_tb(error.__traceback__))
-    return place if place or error.__cause__ is None else place_of(error.__cause__)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_authors(frame.filename)]
+    if frames:
+        return f" ({frames[-1].filename}:{frames[-1].lineno})"
+    return "" if error.__cause__ is None else place_of(error.__cause__)
 
 
-def last_place(stack: traceback.StackSummary) -> str:
-    """Returns the last file and line of the author's own code in a stack, in parentheses; "" where there is none."""
-    frames = [frame for frame in stack if _is_authors(frame.filename)]
-    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+def frames_of_author(thread: int) -> list[FrameType]:
+    """Returns the frames of the author's own code that a thread is in, the innermost first."""
+    present = sys._current_frames().get(thread)  # noqa: SLF001 (of CPython and PyPy)
+    stack = [] if present is None else [frame for frame, _ in traceback.walk_stack(present)]
+    return [frame for frame in stack if _is_authors(frame.f_code.co_filename)]
 
 
 def described_with_place(error: BaseException) -> str:

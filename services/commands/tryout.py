@@ -8,14 +8,13 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from sparring.pipeline.bridges.explain import last_place, place_of, traceback_of
+from sparring.pipeline.bridges.explain import frames_of_author, place_of, traceback_of
 from sparring.pipeline.bridges.spaces import Option
 from sparring.pipeline.compliance.steps import StepWatch
 from sparring.pipeline.compliance.trial import random_actions
@@ -116,7 +115,8 @@ def _end_where_it_hangs(trial: "Trial", limit_s: float, thread: int) -> None:
     while trial.call_s < limit_s:
         if trial.closed.wait(_LOOK_S):
             return
-    place = last_place(traceback.extract_stack(sys._current_frames()[thread]))  # noqa: SLF001 (of CPython and PyPy)
+    frames = frames_of_author(thread)
+    place = f" ({frames[0].f_code.co_filename}:{frames[0].f_lineno})" if frames else ""
     got = f"no answer within {limit_s:g} s from {trial.name} {trial.moment}{place}"
     remedy = "correct the environment, or give it longer with --timeout"
     sys.stderr.write(f"sparring try: got {got}; expected it to return; {remedy}\n")

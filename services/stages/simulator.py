@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Final
 
 import numpy as np
 
-from sparring.pipeline.bridges.explain import traceback_of
+from sparring.pipeline.bridges.explain import frames_of_author, traceback_of
 from sparring.pipeline.errors import FAILED, UNUSABLE, RemoteProtocolError, SettingsError, SparringError
 from sparring.pipeline.games.registry import make, names, parse_options
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
@@ -33,6 +34,8 @@ from sparring.pipeline.specs import SpecError
 
 _REFUSALS: Final = ("version", "credential", "specs", "unknown_behavior", "scripts")
 """Codes of Faults that every restart of the simulator would repeat."""
+_HANG_S: Final = 30.0
+"""Seconds after which a call of an environment that has not returned is named."""
 
 
 def slow_down(game: Game, longest_s: float, seed: int | None, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -53,6 +56,29 @@ def slow_down(game: Game, longest_s: float, seed: int | None, sleep: Callable[[f
     game.step = step_slowly  # type: ignore[method-assign]
     if isinstance(game, PlayerGame):
         game.player = None  # type: ignore[assignment,method-assign]  # a trainer that speaks with it would not wait
+
+
+def name_hang(name: str, thread: int, limit_s: float = _HANG_S) -> None:
+    """Names, once, the line of an environment's call that has not returned between two looks.
+
+    Nothing else would: the link goes on answering the trainer meanwhile.
+
+    Args:
+        name: of the simulator.
+        thread: that plays.
+        limit_s: between the looks.
+    """
+    held = None
+    while True:
+        time.sleep(limit_s)
+        frames = frames_of_author(thread)
+        if held is not None and held in frames:
+            got = f"a call of the environment that has not returned for {limit_s:g} s"
+            place = f"{frames[0].f_code.co_filename}:{frames[0].f_lineno}"
+            sys.stderr.write(f"sparring simulator {name}: got {got} ({place}); expected it to return; correct it\n")
+            sys.stderr.flush()
+            return
+        held = frames[-1] if frames else None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,6 +120,7 @@ def run(args: argparse.Namespace) -> int:
             Recorder(game, Path(replays))
         if args.slow:
             slow_down(game, args.slow / 1000, seed)
+        threading.Thread(target=name_hang, args=(args.name, threading.get_ident()), daemon=True).start()
         result = play(
             game,
             address,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+from collections import deque
 from typing import Any
 
 import pytest
@@ -155,6 +157,41 @@ def test_slow_adds_random_delays_and_changes_nothing_else() -> None:
     assert len(set(delays[0])) == 5
     assert all(0 <= delay <= 0.02 for delay in delays[0])
     assert reports[0] == reports[1]
+
+
+def test_a_call_that_does_not_return_is_named_once_with_its_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Calls that return between two looks are not named, although each of them waits at the same line."""
+    entered, left, ended, looks = threading.Semaphore(0), threading.Semaphore(0), threading.Event(), []
+
+    def step() -> bool:
+        entered.release()
+        left.acquire(timeout=10)
+        return ended.is_set()
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) <= 3:
+            left.release()
+            assert entered.acquire(timeout=10)
+
+    monkeypatch.setattr(simulator.time, "sleep", sleep)
+    thread = threading.Thread(target=deque, args=(iter(step, True), 0))  # a loop that is no code of the author
+    thread.start()
+    assert entered.acquire(timeout=10)
+    assert thread.ident is not None
+    simulator.name_hang("gymnasium", thread.ident, 7.0)
+    ended.set()
+    left.release()
+    thread.join()
+    assert looks == [7.0] * 4
+    (line,) = capsys.readouterr().err.splitlines()
+    where = f"({__file__}:{step.__code__.co_firstlineno + 2})"
+    assert line == (
+        "sparring simulator gymnasium: got a call of the environment that has not returned for 7 s "
+        f"{where}; expected it to return; correct it"
+    )
 
 
 def _still(report: Any) -> Any:
