@@ -35,12 +35,12 @@ from peers import BENCH, OURS, ROOT, WINDOW, interpreter_of
 
 PEER: Final = "sb3_sac"
 SETTINGS: Final[dict[str, Any]] = {
-    "steps": 100_000,
+    "steps": 300_000,
     "environments": 8,
     "first": 5_000,
     "steps_per_update": 8,
     "batch": 128,
-    "replay": 120_000,
+    "replay": 410_000,
     "rate": 1e-3,
     "units": 128,
     "tau": 0.005,
