@@ -36,6 +36,8 @@ from sparring.services.process.hosting import PYTHON
 _Process: TypeAlias = "subprocess.Popen[bytes]"
 
 _POLL_S: Final = 0.02
+_DYING_S: Final = 2.0
+"""Seconds for a process that is ending, whose connections the system closes before it can be waited for."""
 
 
 @dataclass(eq=False)
@@ -81,8 +83,9 @@ class LeadingLearner(Learner):
                 self._send(everything)
             return super().update(everything)
         except RankLost as lost:
-            ended = {rank: process.poll() for rank, process in enumerate(self.processes, start=1)}
-            statuses = ", ".join(f"rank {rank} ended by status {one}" for rank, one in ended.items() if one is not None)
+            deadline = time.monotonic() + _DYING_S
+            while not (statuses := self._statuses()) and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
             raise RankLost(f"a rank of the learner of {self.behavior} is lost: {statuses or lost}") from lost
 
     def end(self) -> None:
@@ -91,6 +94,11 @@ class LeadingLearner(Learner):
         for process in self.processes:
             process.kill()
             process.communicate()
+
+    def _statuses(self) -> str:
+        """Returns by which status each other rank has ended, of those that have."""
+        ended = [(rank, process.poll()) for rank, process in enumerate(self.processes, start=1)]
+        return ", ".join(f"rank {rank} ended by status {status}" for rank, status in ended if status is not None)
 
     def _send(self, everything: bool) -> None:
         """Tells the other ranks all that has happened since the last update."""
