@@ -23,6 +23,7 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NoReturn
@@ -131,6 +132,8 @@ class ForkedProcess:
         self.returncode: int | None = None
         self._status = status
         self._server = server
+        self._lock = threading.Lock()
+        weakref.finalize(self, os.close, status)  # several threads may wait
 
     def wait(self, timeout: float | None = None) -> int:
         """Waits for its end, and returns its exit status.
@@ -143,9 +146,10 @@ class ForkedProcess:
             ended.register(self._status, select.POLLIN)
             if not ended.poll(None if timeout is None else timeout * 1000):
                 raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
-            text = os.read(self._status, 32)
-            os.close(self._status)
-            self.returncode = int(text) if text else self._wait_for_adopted()
+            with self._lock:
+                if self.returncode is None:
+                    text = os.read(self._status, 32)
+                    self.returncode = int(text) if text else self._wait_for_adopted()
         return self.returncode
 
     def _wait_for_adopted(self) -> int:

@@ -102,6 +102,14 @@ def test_wait_has_a_limit(server: ForkServer, tmp_path: Path, lifeline: tuple[in
     assert process.wait(LIMIT_S) == -signal.SIGTERM
 
 
+def test_several_threads_may_wait(server: ForkServer, tmp_path: Path, lifeline: tuple[int, int]) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(20):
+            process = start(server, "time.sleep(0.01); sys.exit(3)", tmp_path, lifeline)
+            assert list(threads.map(process.wait, [LIMIT_S] * 4)) == [3] * 4
+            assert process.wait(0.0) == 3
+
+
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
 def test_children_outlive_a_dead_server_and_the_next_process_gets_another(
     commands: None, tmp_path: Path, lifeline: tuple[int, int], monkeypatch: pytest.MonkeyPatch, end: signal.Signals
