@@ -48,8 +48,9 @@ def train(topology: Topology, notes: list[str]) -> Status:
     status: Status = "completed" if complete else "stopped"
     ended = summary(run_id=run.id, status=status, wall_s=time.monotonic() - began, error=None, behaviors=found)
     write_atomically(run.directory / "summary.json", json.dumps(ended, indent=2).encode())
-    lines = (run.directory / "metrics.jsonl").read_text().splitlines()
-    write_atomically(run.directory / "curves.png", picture(lineages(map(json.loads, lines)), run.id))
+    if (metrics := run.directory / "metrics.jsonl").exists():  # it may be stopped before its first interval
+        intervals = map(json.loads, metrics.read_text().splitlines())
+        write_atomically(run.directory / "curves.png", picture(lineages(intervals), run.id))
     logs.get().info("run_ended", status=status, summary=str(run.directory / "summary.json"), notice=True)
     return status
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ from sparring.pipeline.learning.settings import OfflineSettings, TrainerSettings
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.networks.squashed import SquashedActor
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.services.commands import offline as command
 from sparring.services.main import main
 from tests.learning.signals_helpers import recorded, write
 
@@ -181,6 +184,28 @@ def test_command_trains_without_a_simulator_and_continues(tmp_path, monkeypatch,
     status, _ = run(tmp_path, "--resume", "--max-steps", "900", **values)
     assert status == 0
     assert json.loads((folder / "summary.json").read_text())["behaviors"]["Test"]["steps"] == 900
+
+
+def test_command_that_is_stopped_before_its_first_interval_saves_the_weights(tmp_path, monkeypatch):
+    update, stop = Learner.update_offline, []
+
+    def stopped(self):
+        stop[0].set()
+        return update(self)
+
+    @contextmanager
+    def stopping():
+        stop.append(threading.Event())
+        yield stop[0]
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "_stopping", stopping)
+    monkeypatch.setattr(Learner, "update_offline", stopped)
+    status, folder = run(tmp_path, **SAC)
+    assert status == 0
+    assert json.loads((folder / "summary.json").read_text())["status"] == "stopped"
+    assert len([*folder.glob("Test/checkpoint-*")]) == 1
+    assert not (folder / "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize(
