@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
         SettingsError: the run, a checkpoint or an argument is invalid.
     """
     check_positive(args, "episodes", "timeout")
+    if args.at_least is not None and not math.isfinite(args.at_least):
+        raise SettingsError(f"got --at-least {args.at_least:g}; expected a finite number; give another")
     trained = find(args.run, args.results_dir)  # before the imports, which take seconds
     from sparring.services.process.runtime import Playback
     from sparring.services.supervision.launch import checkpoints, play, trained_settings

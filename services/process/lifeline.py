@@ -15,6 +15,7 @@ from typing import Any, Final
 
 PIPE_VARIABLE: Final = "SPARRING_SUPERVISOR_PIPE"
 CORES_VARIABLE: Final = "SPARRING_CORES"
+_BAD_INPUT: Final = 2
 
 
 def end_with_supervisor() -> None:
@@ -22,8 +23,13 @@ def end_with_supervisor() -> None:
     text = os.environ.pop(PIPE_VARIABLE, "")
     if not text:
         return
+    try:
+        os.fstat(pipe := int(text))
+    except (ValueError, OverflowError, OSError):
+        sys.stderr.write(f"sparring: got {PIPE_VARIABLE}={text!r}, which only a supervisor sets; unset it\n")
+        raise SystemExit(_BAD_INPUT) from None
     end_with_parent()  # also where it is stopped and cannot read its pipe
-    end_at_close(int(text))
+    end_at_close(pipe)
 
 
 @contextlib.contextmanager

@@ -69,6 +69,12 @@ def test_errors_of_this_package_are_shown_without_class_and_without_control_char
     assert errors.described(KeyError("x")) == "KeyError: 'x'"
 
 
+@pytest.mark.parametrize("bar", ["nan", "inf", "-inf"])
+def test_a_bar_that_nothing_can_miss_or_reach_is_refused(bar: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", "run", f"--at-least={bar}"]) == errors.BAD_INPUT
+    assert f"got --at-least {bar}; expected a finite number" in capsys.readouterr().err
+
+
 def test_every_outcome_of_a_run_has_a_status_and_every_failure_needs_a_cause() -> None:
     assert set(STATUSES) == set(get_args(Status))
     assert STATUSES == {"completed": 0, "stopped": 0, "failed": 1, "stalled": 5}

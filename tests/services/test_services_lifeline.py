@@ -37,6 +37,15 @@ def test_interrupt_that_no_command_handles_ends_without_a_traceback(monkeypatch:
     assert __main__.main() == 130
 
 
+@pytest.mark.parametrize("value", ["abc", "99", "-1", "9" * 30])
+def test_pipe_that_no_supervisor_has_opened_is_refused_in_words(value: str) -> None:
+    command = [sys.executable, "-m", "sparring", "--help"]
+    environment = {**os.environ, PIPE_VARIABLE: value}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=40, check=False)
+    assert done.returncode == 2
+    assert done.stderr == f"sparring: got {PIPE_VARIABLE}={value!r}, which only a supervisor sets; unset it\n"
+
+
 def test_process_without_a_supervisor_ends_at_once(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(writer)
