@@ -7,7 +7,8 @@
     ForkedProcess.wait   <---- exit status (pipe) ----- reaps the child
 
 It has one thread and no state of a run. When it dies, its children live on: the supervisor adopts them, and starts
-another server for the next child. When the supervisor dies, the server kills all children, stopped ones included.
+another server for the next child. When the supervisor dies, the server kills all children, stopped ones included, and
+what children that have ended have left behind. A server that is stopped is continued as soon as a child ends.
 """
 
 import atexit
@@ -31,7 +32,7 @@ from typing import Final, NoReturn
 from setproctitle import setproctitle
 
 from sparring.pipeline import plugins
-from sparring.services.process.lifeline import adopt_orphans, end_at_close, resume_with_parent
+from sparring.services.process.lifeline import adopt_orphans, end_at_close, end_children, resume_with_parent
 
 MODULES: Final = (
     "sparring.services.commands.service",
@@ -103,6 +104,7 @@ class ForkServer:
     def close(self) -> None:
         """Ends the server, and with it all its children."""
         self._socket.close()
+        self._server.send_signal(signal.SIGCONT)
         if self._has_forked:
             with suppress(subprocess.TimeoutExpired):
                 self._server.wait(_ANSWER_S)
@@ -134,6 +136,10 @@ class ForkedProcess:
         self._server = server
         self._lock = threading.Lock()
         weakref.finalize(self, os.close, status)  # several threads may wait
+        self._ended = status
+        with suppress(OSError):  # Linux before 5.3 has none
+            self._ended = os.pidfd_open(pid)
+            weakref.finalize(self, os.close, self._ended)
 
     def wait(self, timeout: float | None = None) -> int:
         """Waits for its end, and returns its exit status.
@@ -142,10 +148,11 @@ class ForkedProcess:
             subprocess.TimeoutExpired: it still runs.
         """
         if self.returncode is None:
-            ended = select.poll()  # descriptors may have any number
-            ended.register(self._status, select.POLLIN)
-            if not ended.poll(None if timeout is None else timeout * 1000):
+            if not _is_ready(timeout, self._status, self._ended):
                 raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
+            self._server.send_signal(signal.SIGCONT)
+            if not _is_ready(_ANSWER_S, self._status):
+                self._server.kill()
             with self._lock:
                 if self.returncode is None:
                     text = os.read(self._status, 32)
@@ -164,6 +171,14 @@ class ForkedProcess:
         """Sends SIGTERM."""
         if self.returncode is None:
             os.kill(self.pid, signal.SIGTERM)
+
+
+def _is_ready(timeout_s: float | None, *descriptors: int) -> bool:
+    """Returns whether one of some descriptors, which may have any number, can be read in time."""
+    ready = select.poll()
+    for one in descriptors:
+        ready.register(one, select.POLLIN)
+    return bool(ready.poll(None if timeout_s is None else timeout_s * 1000))
 
 
 _current: ForkServer | None = None
@@ -210,6 +225,7 @@ def _end_at_exit() -> None:
 
 def serve(requests: socket.socket) -> list[str]:
     """Forks until the supervisor ends; returns only in a child, with the arguments of its command."""
+    adopt_orphans()
     writers: dict[int, int] = {}  # of exit statuses, by child
     wake, waker = os.pipe()
     for end_of_pipe in (wake, waker):
@@ -227,7 +243,8 @@ def serve(requests: socket.socket) -> list[str]:
         with suppress(ConnectionError):
             text, descriptors, _, _ = socket.recv_fds(requests, _LARGEST, 8)
         if not text:
-            _end(writers)
+            end_children(_ANSWER_S)
+            os._exit(0)
         *streams, lifeline, held, writer = descriptors
         if child := os.fork():
             writers[child] = writer
@@ -258,24 +275,16 @@ def serve(requests: socket.socket) -> list[str]:
 
 
 def _reap(writers: dict[int, int]) -> None:
-    """Writes the exit statuses of the children that have ended."""
-    while writers:
-        child, status = os.waitpid(-1, os.WNOHANG)
-        if not child:
-            return
-        writer = writers.pop(child)
-        with suppress(BrokenPipeError):
-            os.write(writer, b"%d" % os.waitstatus_to_exitcode(status))
-        os.close(writer)
-
-
-def _end(children: Mapping[int, int]) -> NoReturn:
-    """Kills all children with their groups, and ends."""
-    for child in children:
-        for kill in (os.killpg, os.kill):
-            with suppress(ProcessLookupError, PermissionError):
-                kill(child, signal.SIGKILL)
-    os._exit(0)
+    """Writes the exit statuses of the children that have ended; those that were adopted have nobody to tell."""
+    with suppress(ChildProcessError):
+        while True:
+            child, status = os.waitpid(-1, os.WNOHANG)
+            if not child:
+                return
+            if (writer := writers.pop(child, None)) is not None:
+                with suppress(BrokenPipeError):
+                    os.write(writer, b"%d" % os.waitstatus_to_exitcode(status))
+                os.close(writer)
 
 
 def _ignore(_signal: int, _frame: object) -> None:

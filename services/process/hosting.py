@@ -150,9 +150,15 @@ class Process:
             self.process.terminate()
 
     def kill(self) -> None:
-        """Sends SIGKILL to its group."""
+        """Sends SIGKILL to its group, and to all processes below it, which may have left the group."""
         if self.process.returncode is None:  # later, the number of the group may be that of another
+            below: list[psutil.Process] = []
+            with contextlib.suppress(psutil.Error):
+                below = psutil.Process(self.pid).children(recursive=True)
             self._kill_group()
+            for one in below:
+                with contextlib.suppress(psutil.Error):
+                    one.kill()
 
     def _kill_group(self) -> None:
         for kill in (os.killpg, os.kill) if self.process.returncode is None else (os.killpg,):

@@ -10,12 +10,15 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 PIPE_VARIABLE: Final = "SPARRING_SUPERVISOR_PIPE"
 CORES_VARIABLE: Final = "SPARRING_CORES"
 _BAD_INPUT: Final = 2
+_POLL_S: Final = 0.01
 
 
 def end_with_supervisor() -> None:
@@ -61,6 +64,29 @@ def resume_with_parent() -> None:
 def adopt_orphans() -> None:
     """Makes this process the parent of those below it whose own parent has ended (Linux only)."""
     _control(_ADOPT, 1)
+
+
+def end_children(limit_s: float) -> None:
+    """Kills all children of this process, adopted ones too, until none is left or the time is over (Linux only)."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        for pid in _children():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:  # what it has left behind is a child of this process now
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(_POLL_S)
+
+
+def _children() -> list[int]:
+    found: list[int] = []
+    for task in Path("/proc/self/task").glob("*/children"):  # of each thread
+        with contextlib.suppress(OSError):
+            found += map(int, task.read_text().split())
+    return found
 
 
 _PARENT_DEATH: Final = 1  # of <sys/prctl.h>

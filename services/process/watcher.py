@@ -1,7 +1,8 @@
 """A watcher runs one foreign program and ends it, with all its children, when the supervisor has ended.
 
-It leads a process group, in which the program and its children are: who started the watcher kills that group after its
-end, because a shell does not take its children with it.
+A shell, or a program that starts others, does not take them with it: the watcher adopts them (on Linux), and kills
+them after the end of the program, also those that have left its process group. Elsewhere, who started the watcher kills
+that group after its end.
 
 `python -m sparring.services.process.watcher CMD ...`; one variable names the pipe of `lifeline.py`, and another the
 cores that the program may run on, as "0,1". It needs only the standard library, so that it stays small.
@@ -14,8 +15,16 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
-from sparring.services.process.lifeline import CORES_VARIABLE, PIPE_VARIABLE, end_with_parent, resume_with_parent
+from sparring.services.process.lifeline import (
+    CORES_VARIABLE,
+    PIPE_VARIABLE,
+    adopt_orphans,
+    end_children,
+    end_with_parent,
+    resume_with_parent,
+)
 
 _GRACE_S = 3.0
 
@@ -29,17 +38,32 @@ def main(command: list[str]) -> int:
         os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resume_with_parent()
+    adopt_orphans()
     try:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=end_with_parent)
     except OSError as error:
         sys.stderr.write(f"got {command[0]!r}, which cannot be started ({error}); expected a program; correct it\n")
         return 127  # `CANNOT_START` of sparring.pipeline.errors
-    threading.Thread(target=_end_with, args=(pipe,), name="supervisor pipe", daemon=True).start()
-    signal.signal(signal.SIGTERM, lambda *_: _stop(child))
-    status = child.wait()
+    threading.Thread(target=_end_with, args=(pipe, child.pid), name="supervisor pipe", daemon=True).start()
+    signal.signal(signal.SIGTERM, lambda *_: _stop(child.pid))
+    status = child.returncode = _wait(child.pid)
+    end_children(_GRACE_S)  # that it has left behind
     if status < 0:
         _end_by(-status)
     return status
+
+
+def _wait(program: int) -> int:
+    """Waits for the end of the program, and for that of every process that it leaves behind until then."""
+    while True:
+        ended, status = os.waitpid(-1, 0)
+        if ended == program:
+            return os.waitstatus_to_exitcode(status)
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _end_by(number: int) -> None:
@@ -50,16 +74,19 @@ def _end_by(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def _end_with(pipe: int) -> None:
-    """Kills the whole group once the supervisor has ended."""
+def _end_with(pipe: int, program: int) -> None:
+    """Kills the program once the supervisor has ended, and with it the rest; the whole group if that takes too long."""
     os.read(pipe, 1)
+    _kill(program)
+    time.sleep(2 * _GRACE_S)
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def _stop(child: "subprocess.Popen[bytes]") -> None:
+def _stop(program: int) -> None:
     """Asks the program to end, and kills one that ignores SIGTERM."""
-    child.terminate()
-    timer = threading.Timer(_GRACE_S, child.kill)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(program, signal.SIGTERM)
+    timer = threading.Timer(_GRACE_S, _kill, (program,))
     timer.daemon = True
     timer.start()
 

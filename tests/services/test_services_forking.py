@@ -110,6 +110,29 @@ def test_several_threads_may_wait(server: ForkServer, tmp_path: Path, lifeline: 
             assert process.wait(0.0) == 3
 
 
+def test_stopped_server_still_tells_how_a_process_has_ended(
+    server: ForkServer, tmp_path: Path, lifeline: tuple[int, int]
+) -> None:
+    process = start(server, "time.sleep(1000)", tmp_path, lifeline)
+    os.kill(server._server.pid, signal.SIGSTOP)
+    process.terminate()
+    assert process.wait(LIMIT_S) == -signal.SIGTERM
+
+
+def test_what_a_process_has_left_behind_is_reaped_and_ends_with_the_server(
+    server: ForkServer, tmp_path: Path, lifeline: tuple[int, int]
+) -> None:
+    text = "import subprocess; left = subprocess.Popen(['sleep', '1000'], start_new_session=True)"
+    text += "; ended = subprocess.Popen(['true']); print(left.pid, ended.pid)"
+    assert start(server, text, tmp_path, lifeline).wait(LIMIT_S) == 0
+    left, ended = (int(pid) for pid in (tmp_path / "out").read_text().split())
+    sleeping = psutil.Process(left)
+    _, zombies = psutil.wait_procs([psutil.Process(ended)] if psutil.pid_exists(ended) else [], LIMIT_S)
+    assert not zombies
+    server.close()
+    assert not sleeping.is_running()
+
+
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
 def test_children_outlive_a_dead_server_and_the_next_process_gets_another(
     commands: None, tmp_path: Path, lifeline: tuple[int, int], monkeypatch: pytest.MonkeyPatch, end: signal.Signals

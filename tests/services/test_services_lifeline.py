@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -12,7 +13,8 @@ import pytest
 
 from sparring import __main__
 from sparring.services import main as command
-from sparring.services.process.lifeline import PIPE_VARIABLE
+from sparring.services.process.hosting import ProcessHost
+from sparring.services.process.lifeline import PIPE_VARIABLE, adopt_orphans
 
 
 def test_service_watches_its_supervisor_before_it_loads_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +81,54 @@ os.kill(os.getpid(), signal.SIGKILL)
     for one in alive:
         one.kill()
     assert not alive
+
+
+PARENT = """
+import subprocess, sys, time
+sleeping = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+print(subprocess.Popen(["true"]).pid, sleeping.pid, flush=True)
+time.sleep(float(sys.argv[1]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt others")
+@pytest.mark.parametrize("way", ["itself", "SIGTERM", "SIGKILL"])
+def test_children_of_a_simulator_end_with_it_although_they_have_a_session_of_their_own(
+    tmp_path: Path, way: str
+) -> None:
+    host = ProcessHost(tmp_path)
+    watcher = host.watched("one", [sys.executable, "-c", PARENT, "0" if way == "itself" else "1000"], {})
+    while not (pids := watcher.last_lines().split()):
+        time.sleep(0.01)
+    if way == "SIGTERM":
+        watcher.stop()
+    elif way == "SIGKILL":
+        watcher.kill()
+    ended = watcher.join(40.0)
+    host.close()
+    assert ended == ("signal SIGKILL: " + " ".join(pids) if way == "SIGKILL" else "")
+    children = [psutil.Process(int(pid)) for pid in pids if psutil.pid_exists(int(pid))]
+    _, alive = psutil.wait_procs(children, timeout=20.0)
+    for one in alive:
+        one.kill()
+    assert not alive
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt others")
+def test_processes_that_a_simulator_has_forgotten_are_reaped_while_it_runs(tmp_path: Path) -> None:
+    adopt_orphans()  # as a supervisor
+    host = ProcessHost(tmp_path)
+    program = "import os, time; os.system('sleep 0 & echo $! >&2'); time.sleep(1000)"
+    watcher = host.watched("one", [sys.executable, "-c", program], {})
+    while not (pid := watcher.last_lines()):
+        time.sleep(0.01)
+    deadline = time.monotonic() + 20.0
+    while (is_left := psutil.pid_exists(int(pid))) and time.monotonic() < deadline:  # `wait_procs` would reap it
+        time.sleep(0.01)
+    watcher.kill()
+    watcher.join(40.0)
+    host.close()
+    assert not is_left
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is a fork server on Linux only")

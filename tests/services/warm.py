@@ -54,10 +54,14 @@ class _Server:
         os.waitpid(self.pid, 0)
         self._ended = True
 
+    def send_signal(self, number: int) -> None:
+        """Signals it."""
+        if not self._ended:
+            os.kill(self.pid, number)
+
     def kill(self) -> None:
         """Ends it at once."""
-        if not self._ended:
-            os.kill(self.pid, signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
 
 
 class _Forked(ForkServer):
