@@ -64,17 +64,35 @@ def number(reward: Value, area: int, agent: str = "") -> float:
         NotFinite: it is NaN or infinite.
     """
     try:
+        if isinstance(reward, (str, bytes)):
+            raise TypeError("text")  # which float() would read
         found = float(reward)
     except (TypeError, ValueError) as error:
-        got, remedy = f"{shown(reward)} as {_reward_of(area, agent)}", "correct what step() returns"
-        raise SpecError(got=got, expected="a number", remedy=remedy) from error
+        raise _wrong(reward, _part("reward", area, agent), "a number") from error
     if not math.isfinite(found):
-        raise not_finite(reward, _reward_of(area, agent))
+        raise not_finite(reward, _part("reward", area, agent))
     return found
 
 
-def _reward_of(area: int, agent: str) -> str:
-    return f"reward of {f'agent {agent!r} in ' if agent else ''}area {area}"
+def flag(value: Value, name: str, area: int, agent: str = "") -> bool:
+    """Returns whether an episode has ended; `name`, `area` and `agent` are for messages.
+
+    Raises:
+        SpecError: it is neither true nor false.
+    """
+    if value is True or value is False:
+        return bool(value)
+    if np.size(value) != 1 or np.asarray(value).dtype.kind not in "biuf":
+        raise _wrong(value, _part(name, area, agent), "True or False")
+    return bool(value)
+
+
+def _wrong(value: Value, part: str, expected: str) -> SpecError:
+    return SpecError(got=f"{shown(value)} as {part}", expected=expected, remedy="correct what step() returns")
+
+
+def _part(name: str, area: int, agent: str) -> str:
+    return f"{name} of {f'agent {agent!r} in ' if agent else ''}area {area}"
 
 
 def attribute(env: Value, name: str) -> Value:

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.bridges.explain import attribute, naming_code, not_finite, number, place_of, returned, shown
+from sparring.pipeline.bridges.explain import (
+    attribute,
+    flag,
+    naming_code,
+    not_finite,
+    number,
+    place_of,
+    returned,
+    shown,
+)
 from sparring.pipeline.bridges.spaces import (
     Actions,
     Observations,
@@ -200,6 +209,7 @@ class GymnasiumGame(_GymnasiumBase):
             env = self._envs[area]
             observation, reward, terminated, truncated, info = returned("step", env.step(value), _STEP)
             rewards[row] = number(reward, area)
+            terminated, truncated = flag(terminated, "terminated", area), flag(truncated, "truncated", area)
             if terminated or truncated:
                 rows.append(row)
                 last.append(observation)
@@ -261,9 +271,10 @@ class NativeGame(_GymnasiumBase):
             values[act.agents] = self._actions.batch(act.continuous, act.discrete)
         observations, rewards, terminated, truncated, infos = returned("step", self._vector.step(values), _STEP)
         for part, column in (("reward", rewards), ("terminated", terminated), ("truncated", truncated)):
-            if np.shape(column) != self._areas.shape:
-                raise _wrong_column(part, column, f"an array {self._areas.shape}, an entry for each area")
-        rewards = np.asarray(rewards, np.float32)
+            kinds, kind = ("biuf", "numbers") if part == "reward" else ("b", "bool")
+            if np.shape(column) != self._areas.shape or np.asarray(column).dtype.kind not in kinds:
+                raise _wrong_column(part, column, f"an array {self._areas.shape} of {kind}, an entry for each area")
+        rewards, terminated, truncated = np.asarray(rewards, np.float32), np.asarray(terminated), np.asarray(truncated)
         if not np.isfinite(rewards).all():
             area = int(np.argmin(np.isfinite(rewards)))
             raise not_finite(rewards[area], f"reward of area {area}")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.bridges.explain import attribute, naming_code, number, place_of, returned, shown
+from sparring.pipeline.bridges.explain import attribute, flag, naming_code, number, place_of, returned, shown
 from sparring.pipeline.bridges.spaces import (
     Actions,
     Observations,
@@ -415,8 +415,9 @@ class ParallelGame(_PettingZooBase):
             shared = float(np.mean(list(rewards.values())))
             rewards = dict.fromkeys(rewards, 0.0)
         for agent, seen in observations.items():
-            if terminations[agent] or truncations[agent]:
-                self._end(area, agent, seen, not terminations[agent], rewards[agent], shared)
+            terminated = flag(terminations[agent], "termination", area.number, agent)
+            if flag(truncations[agent], "truncation", area.number, agent) or terminated:
+                self._end(area, agent, seen, not terminated, rewards[agent], shared)
             else:
                 self._decide(area, agent, seen, infos.get(agent, {}), rewards[agent], shared)
         if not area.env.agents or not area.playing:  # some leave ended agents in self.agents
@@ -466,7 +467,8 @@ class TurnGame(_PettingZooBase):
                 raise SpecError(got=got, expected=expected, remedy="select one of them at the end of step()")
             seen, reward, terminated, truncated, info = env.last()
             reward = number(reward, area.number, agent)
-            if not (terminated or truncated):
+            terminated = flag(terminated, "termination", area.number, agent)
+            if not (flag(truncated, "truncation", area.number, agent) or terminated):
                 self._decide(area, agent, seen, info, reward)
                 return
             self._end(area, agent, seen, not terminated, reward)

@@ -92,6 +92,9 @@ def test_what_a_gymnasium_environment_returns_is_checked() -> None:
         ),
         ((ZERO, "good", False, False, {}), r"got 'good' \(str\) as reward of area 0; expected a number"),
         ((ZERO, None, False, False, {}), r"got None \(NoneType\) as reward of area 0; expected a number"),
+        ((ZERO, "1", False, False, {}), r"got '1' \(str\) as reward of area 0; expected a number"),
+        ((ZERO, 0.0, None, False, {}), r"got None \(NoneType\) as terminated of area 0; expected True or False"),
+        ((ZERO, 0.0, False, "no", {}), r"got 'no' \(str\) as truncated of area 0; expected True or False"),
         (
             (np.zeros(2), 0.0, False, False, {}),
             r"as observation 'observation' of area 0; .* its observation_space \(step",
@@ -170,7 +173,9 @@ NO, BOTH = np.zeros(2, bool), np.zeros(2)
 
 def test_what_a_vectorized_environment_returns_is_checked() -> None:
     for returned, explained in (
-        ((0.5, NO, {}), r"got 0.5 \(float\) as reward; expected an array \(2,\), an entry for each area"),
+        ((0.5, NO, {}), r"got 0.5 \(float\) as reward; expected an array \(2,\) of numbers, an entry for each area"),
+        ((np.array(["1", "2"]), NO, {}), r"as reward; expected an array \(2,\) of numbers"),
+        ((BOTH, np.array([None, False]), {}), r"as terminated; expected an array \(2,\) of bool"),
         ((BOTH, np.True_, {}), "as terminated; expected an array"),
         ((np.array([0.0, np.nan]), NO, {}), r"nan \(float32\) as reward of area 1; expected finite numbers"),
     ):
@@ -320,6 +325,10 @@ def _none_ends(env: Pair, *parts: Any) -> Any:
             lambda env, *parts: ({"a": ZERO, "b": np.zeros(2)}, *parts[1:]),
             r"observation 'observation' of agent 'b' in area 0; .* \(reset\(\) of Pair, ",
         ),
+        (
+            lambda env, *parts: (*parts[:2], {"a": False, "b": None}, *parts[3:]) if parts[2:] else parts,
+            r"got None \(NoneType\) as termination of agent 'b' in area 0; expected True or False",
+        ),
         (_none_ends, "got an episode that is over, because self.agents is empty, without an end of a, b"),
     ],
 )
@@ -372,7 +381,7 @@ class Turns(AECEnv[str, Any, Any]):
             return
         self.turns += 1
         self.agent_selection = "ab"[self.turns % 2] if self.mistake != "selection" else "c"
-        self.terminations = dict.fromkeys("ab", self.turns == 2)
+        self.terminations = dict.fromkeys("ab", "no" if self.mistake == "flag" else self.turns == 2)
         if self.mistake == "empty" and self.turns == 2:
             self.agents = []
 
@@ -387,6 +396,7 @@ class Turns(AECEnv[str, Any, Any]):
         ),
         ("dead", r"got 'a', which has ended, in self.agents after its step\(None\).*_was_dead_step"),
         ("selection", "got agent_selection 'c'; expected one of self.agents"),
+        ("flag", r"got 'no' \(str\) as termination of agent 'b' in area 0; expected True or False"),
         ("empty", "got an episode that is over, because self.agents is empty, without an end of a, b"),
     ],
 )
