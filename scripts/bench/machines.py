@@ -138,16 +138,21 @@ def wait_for(folder: Path, name: str, process: subprocess.Popen[bytes], least: i
 
 
 def rate(folder: Path, name: str, *, ray: bool, seconds: float) -> float:
-    """Returns agent-steps/s after the first updates."""
+    """Returns agent-steps/s from the end of an early update to the end of a later one."""
     process = train(folder, name, ray=ray, steps=10**9, batch=4096, buffer=65536)
     wait_for(folder, name, process, 65536)
-    first, began = steps(folder, name), time.monotonic()
-    while (now := steps(folder, name)) == first or time.monotonic() - began < seconds:
-        time.sleep(0.05)
-    took = time.monotonic() - began
+
+    def after_update() -> tuple[int, float]:
+        before = steps(folder, name)
+        wait_for(folder, name, process, before + 1)
+        return steps(folder, name), time.monotonic()
+
+    first, began = after_update()
+    time.sleep(seconds)
+    last, ended = after_update()
     process.send_signal(signal.SIGINT)
     process.wait()
-    return (now - first) / took
+    return (last - first) / (ended - began)
 
 
 def raylet_processes(number: int) -> list[psutil.Process]:

@@ -38,10 +38,10 @@ SETTINGS: Final[dict[str, Any]] = {
     "steps": 300_000,
     "environments": 8,
     "first": 5_000,
-    "steps_per_update": 8,
+    "steps_per_update": 4,
     "batch": 128,
     "replay": 410_000,
-    "rate": 1e-3,
+    "rate": 3e-4,
     "units": 128,
     "tau": 0.005,
     "discount": 0.99,
@@ -49,7 +49,7 @@ SETTINGS: Final[dict[str, Any]] = {
     "evaluation_seed": 1000,
 }
 CHANGES: Final[dict[str, dict[str, Any]]] = {
-    "Pendulum-v1": {"steps": 20_000, "first": 1_000, "environments": 4, "steps_per_update": 4},
+    "Pendulum-v1": {"steps": 20_000, "first": 1_000, "environments": 4, "rate": 1e-3},
     "HalfCheetah-v5": {},
     "Hopper-v5": {},
 }
