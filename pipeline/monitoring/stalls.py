@@ -207,7 +207,8 @@ def _queued(gauges: Mapping[str, float]) -> int:
 
 def _sentence(link: _Link) -> str:
     service, wait = link
-    return f"{service} waits for {readable(wait.what)} from {wait.who or ' or '.join(wait.sources)}"
+    whence = wait.who or " or ".join(one for one in wait.sources if one != SIMULATORS)
+    return f"{service} waits for {readable(wait.what)}" + (f" from {whence}" if whence else "")
 
 
 def _stuck(service: str, queued: int) -> str:

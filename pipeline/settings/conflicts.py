@@ -211,13 +211,19 @@ def _ranks(settings: Settings) -> Iterator[Conflict]:
             yield Conflict((path, size), f"{text}; raise batch_size or lower ranks")
 
 
-def _opponents(settings: Settings) -> Iterator[Conflict]:
-    """Finds self-play in environments of which all are known to have one team only."""
+def of_one_team(settings: Settings) -> str:
+    """Returns the kind of the environments, if all are known to have one team only; else ""."""
     kinds = {one.name for one in settings.simulators}
     teams = {one.options.get("teams", "shared") for one in settings.simulators}
     if not kinds or not kinds <= {"gymnasium", "pettingzoo"} or teams != {"shared"}:
+        return ""
+    return "a PettingZoo environment without teams" if "pettingzoo" in kinds else "a Gymnasium environment"
+
+
+def _opponents(settings: Settings) -> Iterator[Conflict]:
+    """Finds self-play in environments of which all are known to have one team only."""
+    if not (what := of_one_team(settings)):
         return
-    what = "a PettingZoo environment without teams" if "pettingzoo" in kinds else "a Gymnasium environment"
     for section, behavior in settings.sections.items():
         if behavior.self_play is not None:
             yield Conflict(

@@ -126,7 +126,7 @@ class Requirements:
 def _missing_frames(behavior: str, missing: Sequence[int]) -> Reason:
     """Names the simulators whose frames have not arrived; where there are none, no simulator has the behavior."""
     if not missing:
-        return Reason(SIMULATOR, behavior, "outside")
+        return Reason(SIMULATOR, behavior)
     shown = ", ".join(
         str(number) if number < 2**20 else "that connected by itself" for number in sorted(missing)[:_NAMED]
     )

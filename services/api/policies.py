@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
+from sparring.pipeline.bridges.explain import not_finite
 from sparring.pipeline.bridges.spaces import Actions, Observations, forbidden_choices
 from sparring.pipeline.errors import SettingsError, install_command
 from sparring.pipeline.specs import Array, BehaviorSpec, Flags, Floats, read_spec
@@ -126,7 +127,7 @@ class Policy:
         Raises:
             SettingsError: the observations, masks or memory are not those of the agents.
             SpecError: an observation or mask has another form than its space.
-            NotFinite: with an environment, an observation is NaN or infinite.
+            NotFinite: an observation is NaN or infinite.
         """
         if self._agents and isinstance(observations, Mapping) and observations.keys() <= self._agents:
             return self._act_by_name(observations, masks, deterministic, memory)
@@ -170,6 +171,9 @@ class Policy:
         columns = [one[None] for one in columns] if single else columns
         if [one.shape[1:] for one in columns] != [one.shape for one in specs] or len({*map(len, columns)}) > 1:
             raise self._wrong(f"arrays of the shapes {[one.shape for one in columns]}")
+        for column, spec in zip(columns, specs, strict=True):
+            if not np.isfinite(column).all():
+                raise not_finite(column, f"observation {spec.name!r}")
         given = [None] * len(columns[0]) if masks is None else [masks] if single else masks
         chosen, after = self._choose(columns, given, deterministic, memory)
         return Acted(Chosen(*(one[0] for one in chosen)) if single else chosen, after)

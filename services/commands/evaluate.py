@@ -78,7 +78,7 @@ def _rendered(settings: Settings, file: Path) -> Settings:
     """Returns the settings with a video of the first simulator.
 
     Raises:
-        SettingsError: its environment does not render, or the file is no GIF.
+        SettingsError: its environment does not render, or the file is no GIF or has no folder.
     """
     first, *others = settings.launched or (None,)
     if first is None or first.name not in ("gymnasium", "pettingzoo") or file.suffix.lower() != ".gif":
@@ -87,6 +87,8 @@ def _rendered(settings: Settings, file: Path) -> Settings:
             f"got --video {file} of a run with {what}; expected a file .gif of a Gymnasium or PettingZoo environment; "
             "correct the suffix, or record the window of the game with another program"
         )
+    if not file.absolute().parent.is_dir():
+        raise SettingsError(f"got --video {file}; expected a folder that exists; make {file.absolute().parent}")
     first = first.model_copy(update={"options": {**first.options, "video": str(file.absolute())}})
     return settings.model_copy(update={"simulators": (first, *others)})
 

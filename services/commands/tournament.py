@@ -1,31 +1,29 @@
 """`sparring tournament RUN [RUN ...]`: lets trained policies play against each other, without learning."""
 
+from __future__ import annotations
+
 import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sparring.pipeline.coordination.ghosts import MATCHES_FILE
 from sparring.pipeline.errors import FAILED, SettingsError
 from sparring.pipeline.evaluation.statistics import TournamentTable, counted, heat_map, standings
 from sparring.pipeline.files import write_atomically
-from sparring.pipeline.learning.learner import Learner
-from sparring.pipeline.messages.state import PolicyWeights
 from sparring.pipeline.monitoring.summary import STATUSES
-from sparring.pipeline.settings import Settings
+from sparring.pipeline.settings.conflicts import of_one_team
 from sparring.pipeline.specs import read_spec
-from sparring.services.commands.players import actor_of, write
 from sparring.services.commands.runs import add_playing, add_run, check_positive, find
-from sparring.services.process.runtime import Playback
-from sparring.services.supervision.launch import checkpoints_of, load_player, play, trained_settings
-from sparring.services.supervision.topology import load_run
+
+if TYPE_CHECKING:
+    from sparring.pipeline.messages.state import PolicyWeights
+    from sparring.pipeline.settings import Settings
 
 FILE = "tournament.json"
-
-Player = tuple[str, dict[str, PolicyWeights]]
-"""The label of a player, and its weights by behavior name."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,8 +48,17 @@ def run(args: argparse.Namespace) -> int:
         SettingsError: a run, a checkpoint or an argument is invalid.
     """
     check_positive(args, "matches", "checkpoints", "timeout")
-    runs = [find(run, args.results_dir) for run in args.runs]
+    runs = [find(run, args.results_dir) for run in args.runs]  # before the imports, which take seconds
+    from sparring.services.commands.players import write
+    from sparring.services.process.runtime import Playback
+    from sparring.services.supervision.launch import play, trained_settings
+
     settings = trained_settings(runs[0], deterministic=args.deterministic, insecure=args.insecure)
+    if what := of_one_team(settings):
+        raise SettingsError(
+            f"got a tournament in {what}, whose agents are all in team 0; expected two teams or more, which play "
+            "against each other; measure its policies with sparring evaluate"
+        )
     players = list(_players(runs, settings, args.checkpoints, untrained=args.untrained))
     if len(players) + args.mirror < 2:
         raise SettingsError("got a single player; expected two; name another run, --untrained or --checkpoints 2")
@@ -84,8 +91,16 @@ def run(args: argparse.Namespace) -> int:
 # ---------------------------------------------------------------- players
 
 
-def _players(runs: Sequence[Path], settings: Settings, count: int, *, untrained: bool) -> Iterator[Player]:
-    """Yields evenly spread checkpoints of each run, the oldest first, and before them an untrained player if wanted."""
+def _players(
+    runs: Sequence[Path], settings: Settings, count: int, *, untrained: bool
+) -> Iterator[tuple[str, dict[str, PolicyWeights]]]:
+    """Yields evenly spread checkpoints of each run, the oldest first, and before them an untrained player if wanted.
+
+    A player is a label, and the weights by behavior name.
+    """
+    from sparring.services.commands.players import actor_of
+    from sparring.services.supervision.launch import checkpoints_of, load_player
+
     if untrained:
         yield "untrained", _untrained(runs[0], settings)
     for directory in runs:  # behaviors with different numbers of checkpoints are spread separately
@@ -100,6 +115,10 @@ def _players(runs: Sequence[Path], settings: Settings, count: int, *, untrained:
 
 def _untrained(directory: Path, settings: Settings) -> dict[str, PolicyWeights]:
     """Returns the weights that a run began with."""
+    from sparring.pipeline.learning.learner import Learner
+    from sparring.services.supervision.launch import checkpoints_of, load_player
+    from sparring.services.supervision.topology import load_run
+
     seed = load_run(directory.absolute())[0].seed
     weights = {}
     for name, behavior in settings.behaviors.items():

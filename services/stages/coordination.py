@@ -179,7 +179,7 @@ class Coordination:
             self._note_waits(name, ledger)
             self._warn_of_short_segments(name, ledger)
         if not self.coordinator.ledgers:
-            self._context.progress.waits(ALL, "the first simulator", SIMULATORS, who="outside")
+            self._context.progress.waits(ALL, "the first simulator", SIMULATORS)
 
     def _warn_of_short_segments(self, name: str, ledger: StepLedger) -> None:
         """Warns once where a buffer holds so few steps of each agent that hardly a reward is seen in a segment."""

@@ -12,6 +12,7 @@ import pytest
 from gymnasium import spaces
 
 import sparring
+from sparring.pipeline.bridges.explain import NotFinite
 from sparring.pipeline.bridges.spaces import Actions, Observations
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.export import layout
@@ -88,6 +89,12 @@ def test_sampled_actions_follow_the_seed(tmp_path: Path) -> None:
         (np.zeros((2, 4)), None, None, r"got arrays of the shapes \[\(2, 4\)\]; expected .* vector \(5,\) float32"),
         ({"other": np.zeros(5)}, None, None, r"got observations \['other'\]"),
         ([np.zeros((2, 5)), np.zeros((2, 5))], None, None, "got arrays of the shapes"),
+        (
+            np.full((2, 5), np.nan),
+            None,
+            None,
+            r"with 10 that are NaN or infinite as observation 'vector'",
+        ),
         (np.zeros((2, 5)), np.ones((2, 4)), None, "an action mask of 4 entries"),
         (np.zeros((2, 5)), None, np.zeros((1, 12)), r"a memory of the shape \(1, 12\); expected \(2, 12\)"),
     ],
@@ -96,7 +103,7 @@ def test_values_of_another_form_are_refused(
     observations: Any, masks: Any, memory: Any, message: str, tmp_path: Path
 ) -> None:
     policy = sparring.load(saved(tmp_path, KINDS["memory"]))
-    with pytest.raises((SettingsError, SpecError), match=message):
+    with pytest.raises((SettingsError, SpecError, NotFinite), match=message):
         policy.act(observations, masks, memory=memory)
 
 

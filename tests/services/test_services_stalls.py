@@ -77,7 +77,7 @@ async def test_stall_without_simulators_names_the_missing_simulator(tmp_path: Pa
         graph = await begin(tasks, stack, tmp_path, [])
         (stall,) = await stalls_after(Stalls(graph.run.sinks, TIMEOUT_S), graph.seen, TIMEOUT_S + 5)
         assert stall.root == "simulators"
-        assert stall.chain[-1] == "stepping-0 waits for a simulator of Goal from outside"
+        assert stall.chain[-1] == "stepping-0 waits for a simulator of Goal"
         tasks.cancel_scope.cancel()
 
 

@@ -11,6 +11,7 @@ import pytest
 from sparring.pipeline.settings import parse_settings
 from sparring.services.commands import tryout
 from sparring.services.main import main
+from sparring.services.supervision.topology import build
 
 EXAMPLES = Path(__file__).parent.parent.parent / "docs" / "examples"
 HERE = str(Path(__file__).parent)
@@ -224,3 +225,15 @@ def test_video_of_a_game_that_does_not_render_is_refused(tmp_path: Path, capsys:
 
     assert main(["evaluate", str(untrained(tmp_path)), "--video", "a.gif"]) == 2
     assert "got --video a.gif of a run with goal; expected a file .gif of a Gymnasium" in capsys.readouterr().err
+
+
+def test_what_an_environment_of_one_team_without_a_picture_cannot_do_is_refused(tmp_path: Path, capsys: Any) -> None:
+    """It is refused before anything is started, or loaded: the run has no checkpoint."""
+    text = "behaviors: {CartPole: {}}\nsimulators: [{name: gymnasium, options: {env_id: CartPole-v1}}]"
+    folder = tmp_path / "run"
+    folder.mkdir()
+    build(parse_settings(text, "test").settings, run_id="run", directory=folder, seed=3).save()
+    assert main(["tournament", str(folder), "--untrained"]) == 2
+    assert "got a tournament in a Gymnasium environment, whose agents are all in team 0" in capsys.readouterr().err
+    assert main(["evaluate", str(folder), "--video", str(tmp_path / "none" / "a.gif")]) == 2
+    assert f"expected a folder that exists; make {tmp_path / 'none'}" in capsys.readouterr().err
