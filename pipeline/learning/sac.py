@@ -128,7 +128,6 @@ class SAC(Algorithm):
         self.cloning = parts.cloning(self.networks)
         self._gammas = np.array([one.gamma for one in self.signals.settings.values()], np.float32)
         self._gammas_S = over(torch.from_numpy(self._gammas), parts.device)
-        self._critic_parameters = list(self.networks.modules["critic"].parameters())
         network, self._offline = settings.network_settings, settings.offline if parts.offline else None
         recorded = None if self._offline is None else parts.recorded(self._offline)
         slots = hyper.buffer_size if recorded is None else recorded.steps + len(recorded.lengths)
@@ -306,22 +305,15 @@ class SAC(Algorithm):
             both = zip(networks.critics, estimates, taken, strict=True)
             losses = [self._critic_loss(minibatch, targets_BS, decided, *each) for each in both]
             if self.actor.actions.continuous:
-                least_BSX = networks.least(networks.critics, now, decided.continuous)
+                least_BSX = networks.least_for_policy(now, decided.continuous)
             else:  # both have estimated every choice already
                 least_BSX = torch.minimum(*estimates).detach()
             policy = -soft_values(decided, least_BSX, alpha_E).mean()
             wanted_BE = target_entropies(self.actor, now.masks, self.hyper.discrete_target_entropy)
             excess_BE = (decided.entropies - wanted_BE).detach()
             temperature = (networks.log_alpha * excess_BE).mean(0).sum()
-
-        def backward() -> None:
-            (policy + temperature).backward()  # type: ignore[no-untyped-call]
-            for parameter in self._critic_parameters:  # the policy's loss trains no critic
-                if parameter.grad is not None:
-                    parameter.grad.zero_()
-            (losses[0] + losses[1]).backward()  # type: ignore[no-untyped-call]
-
-        skipped = self.optimizer.step(backward).skipped
+            loss = policy + temperature + losses[0] + losses[1]
+        skipped = self.optimizer.step(loss.backward).skipped
         entropies_BE = decided.entropies.detach()
         absorbing_S = minibatch.absorbing + minibatch.lasting * (entropies_BE * alpha_E).sum(1).mean()
         networks.follow(self.hyper.tau, absorbing_S + self._gammas_S * networks.absorbing)

@@ -87,6 +87,7 @@ class SoftNetworks(ActorCritic):
         self.modules["absorbing"] = nn.ParameterList([self.absorbing])
         self.modules["target"] = nn.ModuleList(self.targets).requires_grad_(False)
         self.modules["target"].load_state_dict(self.modules["critic"].state_dict())
+        self._followed = [tuple(self.modules[name].parameters()) for name in ("target", "critic")]
 
     def evaluate(self, critic: Critic, view: View, continuous_BC: Tensor) -> Tensor:
         """Returns values [B, S, X] of continuous actions together with every choice."""
@@ -97,7 +98,7 @@ class SoftNetworks(ActorCritic):
 
     def follow(self, tau: float, absorbing_S: Tensor) -> None:
         """Moves the targets a share of the way to the critics, and the values of absorbing states to new estimates."""
-        targets, critics = (tuple(self.modules[name].parameters()) for name in ("target", "critic"))
+        targets, critics = self._followed
         with torch.no_grad():
             torch._foreach_lerp_(targets, critics, tau)
             self.absorbing.lerp_(absorbing_S, tau)
@@ -117,6 +118,13 @@ class SoftNetworks(ActorCritic):
             entropies.append(-(weights[-1] * log_p_Bk).sum(1))
         weights_BX = torch.cat(weights, 1) if weights else torch.ones_like(head_BH[:, :1])
         return Decisions(continuous_BC, weights_BX, torch.stack(entropies, 1))
+
+    def least_for_policy(self, view: View, continuous_BC: Tensor) -> Tensor:
+        """Returns [B, S, X] the smaller estimate of both critics, which can be differentiated for the actions alone."""
+        self.modules["critic"].requires_grad_(False)
+        values = self.least(self.critics, view, continuous_BC)
+        self.modules["critic"].requires_grad_(True)
+        return values
 
     def least(self, critics: Sequence[Critic], view: View, continuous_BC: Tensor) -> Tensor:
         """Returns [B, S, X] the smaller estimate of both critics."""

@@ -218,8 +218,8 @@ def trace_layers(
 ) -> tuple[Tensor, TracedFn]:
     """Returns the outputs of linear layers with a function between each two, and their derivative.
 
-    The derivative adds to the parameters' `grad`, and returns the gradient of the rows if wanted, else that of the
-    first layer's sums, [B, U].
+    The derivative adds to the parameters' `grad`, if they want one now, and returns the gradient of the rows if wanted,
+    else that of the first layer's sums, [B, U].
 
     Args:
         chain: weight and bias of each layer.
@@ -228,7 +228,7 @@ def trace_layers(
         to_rows: the gradient of the rows is wanted.
     """
     *hidden, weight_OU, bias_O = chain
-    hidden_BU, inputs, slopes = rows_BF, [rows_BF], []
+    hidden_BU, inputs, slopes, is_trained = rows_BF, [rows_BF], [], bias_O.requires_grad
     for weight_UF, bias_U in zip(hidden[::2], hidden[1::2], strict=True):
         hidden_BU, slope_BU = function.traced(apply_linear(hidden_BU, weight_UF, bias_U))
         inputs.append(hidden_BU)
@@ -236,9 +236,10 @@ def trace_layers(
 
     def backward_fn(gradient: Tensor) -> Tensor:
         for at in range(len(slopes), -1, -1):
-            weight, bias, gradient_UB = chain[2 * at], chain[2 * at + 1], gradient.t()
-            gradient_of(weight).addmm_(gradient_UB, inputs[at])
-            accumulate_rows(bias, gradient_UB)
+            weight, bias = chain[2 * at], chain[2 * at + 1]
+            if is_trained:
+                gradient_of(weight).addmm_(gradient.t(), inputs[at])
+                accumulate_rows(bias, gradient.t())
             if at:
                 gradient = gradient.mm(weight).mul_(slopes[at - 1])
             elif to_rows:
