@@ -67,6 +67,8 @@ def number(reward: Value, area: int, agent: str = "") -> float:
         if isinstance(reward, (str, bytes)):
             raise TypeError("text")  # which float() would read
         found = float(reward)
+    except OverflowError:
+        found = math.inf
     except (TypeError, ValueError) as error:
         raise _wrong(reward, _part("reward", area, agent), "a number") from error
     if not math.isfinite(found):

@@ -259,7 +259,13 @@ def start(
         in_order: the run stops in order when this process ends; False: it ends at once, and nothing is saved. On Linux
             it then ends with the thread that has started it.
         options: those of `RunOptions`.
+
+    Raises:
+        SettingsError: a callback is no function.
     """
+    for call in callbacks:
+        if not callable(call):
+            raise SettingsError(f"got {call!r:.100} in callbacks; expected functions of an event; correct it")
     folder = Path(options.get("results_dir") or "results")
     name = options.get("run_id") or f"run-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
     words = ["--run-id", name, "--results-dir", str(folder), "--until-eof"]

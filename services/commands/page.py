@@ -98,7 +98,9 @@ def _address(text: str) -> tuple[str, int | None]:
             raise ValueError(text)
         return parts.hostname or _HOST, parts.port
     except ValueError:
-        raise SettingsError(f"got --address {text!r}; expected HOST:PORT, as 127.0.0.1:{_PORT}; correct it") from None
+        raise SettingsError(
+            f"got {text!r} as address of the page; expected HOST:PORT, as 127.0.0.1:{_PORT}; correct it"
+        ) from None
 
 
 def _protection(host: str, keys: Path | None) -> tuple[str, ssl.SSLContext | None]:
@@ -114,8 +116,8 @@ def _protection(host: str, keys: Path | None) -> tuple[str, ssl.SSLContext | Non
         return token(folder), context
     if not is_loopback(host):
         raise SettingsError(
-            f"got --address {host}, which other machines can reach, without keys; expected keys, or loopback; make "
-            "keys with `sparring keys DIR` and pass --keys DIR, or use loopback and an SSH tunnel"
+            f"got address {host} of the page, which others can reach, without keys; expected keys, or loopback; "
+            "make keys with `sparring keys DIR` and pass --keys DIR, or use loopback and an SSH tunnel"
         )
     return "", None
 
@@ -130,12 +132,13 @@ def page_beside(address: str | None, directory: Path, keys: Path | None) -> Iter
         keys: folder of keys.
 
     Raises:
-        SettingsError: the extra `page` is missing.
+        SettingsError: the extra `page` is missing, or the address cannot be used; another process may still have it.
     """
     if address is None:
         yield
         return
     _check_installed()
+    _protection(_address(address)[0], keys if address else None)
     words = [str(directory.parent), "--run", directory.name, "--address", address]
     words += ["--keys", str(keys)] if keys is not None and address else []
     with ending_with_caller() as options:

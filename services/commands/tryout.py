@@ -70,7 +70,12 @@ def run(args: argparse.Namespace) -> int:
     if args.env.endswith((".yaml", ".yml")):
         settings = read(args.env, assigned=args.assigned).settings
         sys.path.extend(settings.pipeline.python_path)
-        launched = settings.launched if args.simulator is None else settings.launched[args.simulator :][:1]
+        launched = settings.launched
+        if args.simulator is not None:
+            if not 0 <= args.simulator < len(launched):
+                got, expected = f"--simulator {args.simulator}", f"a number from 0, below {len(launched)}"
+                raise SettingsError(f"got {got}; expected {expected}; correct it")
+            launched = launched[args.simulator :][:1]
         named = [Trial(one.name, one.areas, one.options, args.seed, settings) for one in launched if one.name]
         if not named:
             raise SettingsError(

@@ -295,7 +295,7 @@ def test_list_that_takes_long_is_made_less_often(results: Path, monkeypatch: pyt
 
 
 def test_other_addresses_than_loopback_need_keys() -> None:
-    with pytest.raises(SettingsError, match=r"got --address 0\.0\.0\.0.*without keys; expected keys.*sparring keys"):
+    with pytest.raises(SettingsError, match=r"got address 0\.0\.0\.0.*without keys; expected keys.*sparring keys"):
         command._protection("0.0.0.0", None)
     assert command._protection("127.0.0.1", None) == ("", None)
     assert command._address("[::1]:8000") == ("::1", 8000)
@@ -303,6 +303,12 @@ def test_other_addresses_than_loopback_need_keys() -> None:
     for text in ("localhost:x", "a@b", "host/path", "host:70000"):
         with pytest.raises(SettingsError, match="expected HOST:PORT"):
             command._address(text)
+
+
+@pytest.mark.parametrize("address", ["foo", "127.0.0.1:99999", ":::", "0.0.0.0:1"])
+def test_wrong_address_of_a_page_beside_a_run_is_refused_before_the_run(address: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="of the page"), command.page_beside(address, tmp_path, None):
+        raise AssertionError("it has started")
 
 
 def test_token_of_the_page_does_not_reveal_that_of_simulators() -> None:

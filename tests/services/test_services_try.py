@@ -227,6 +227,12 @@ def test_video_of_a_game_that_does_not_render_is_refused(tmp_path: Path, capsys:
     assert "got --video a.gif of a run with goal; expected a file .gif of a Gymnasium" in capsys.readouterr().err
 
 
+def test_number_of_a_simulator_that_is_not_there_is_refused(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "a.yaml").write_text("behaviors: {Goal: {}}\nsimulators: [{name: goal}]")
+    assert main(["try", str(tmp_path / "a.yaml"), "--simulator", "7"]) == 2
+    assert "got --simulator 7; expected a number from 0, below 1" in capsys.readouterr().err
+
+
 def test_what_an_environment_of_one_team_without_a_picture_cannot_do_is_refused(tmp_path: Path, capsys: Any) -> None:
     """It is refused before anything is started, or loaded: the run has no checkpoint."""
     text = "behaviors: {CartPole: {}}\nsimulators: [{name: gymnasium, options: {env_id: CartPole-v1}}]"

@@ -92,6 +92,7 @@ def test_what_a_gymnasium_environment_returns_is_checked() -> None:
         ),
         ((ZERO, "good", False, False, {}), r"got 'good' \(str\) as reward of area 0; expected a number"),
         ((ZERO, None, False, False, {}), r"got None \(NoneType\) as reward of area 0; expected a number"),
+        ((ZERO, 10**400, False, False, {}), r"\(int\) as reward of area 0; expected finite numbers"),
         ((ZERO, "1", False, False, {}), r"got '1' \(str\) as reward of area 0; expected a number"),
         ((ZERO, 0.0, None, False, {}), r"got None \(NoneType\) as terminated of area 0; expected True or False"),
         ((ZERO, 0.0, False, "no", {}), r"got 'no' \(str\) as truncated of area 0; expected True or False"),
@@ -102,7 +103,7 @@ def test_what_a_gymnasium_environment_returns_is_checked() -> None:
     ):
         game = GymnasiumGame("a", [Returns((ZERO, {}), stepped)])
         game.reset({}, 0)
-        with pytest.raises(SpecError, match=explained):
+        with pytest.raises((SpecError, NotFinite), match=explained):
             game.step(chosen("a?team=0", 0))
 
 
