@@ -132,7 +132,7 @@ def page_beside(address: str | None, directory: Path, keys: Path | None) -> Iter
         keys: folder of keys.
 
     Raises:
-        SettingsError: the extra `page` is missing, or the address cannot be used; another process may still have it.
+        SettingsError: the extra `page` is missing, or the address is none, or needs keys. One in use is refused later.
     """
     if address is None:
         yield

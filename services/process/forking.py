@@ -137,7 +137,7 @@ class ForkedProcess:
         self._lock = threading.Lock()
         weakref.finalize(self, os.close, status)  # several threads may wait
         self._ended = status
-        with suppress(OSError):  # Linux before 5.3 has none
+        with suppress(OSError):  # Linux before 5.3 has none; its exit status alone is waited for then
             self._ended = os.pidfd_open(pid)
             weakref.finalize(self, os.close, self._ended)
 
@@ -275,7 +275,7 @@ def serve(requests: socket.socket) -> list[str]:
 
 
 def _reap(writers: dict[int, int]) -> None:
-    """Writes the exit statuses of the children that have ended; those that were adopted have nobody to tell."""
+    """Writes the exit statuses of the children that have ended; those of adopted ones are dropped."""
     with suppress(ChildProcessError):
         while True:
             child, status = os.waitpid(-1, os.WNOHANG)
