@@ -33,11 +33,12 @@ _API: Final = ("/gymnasium/", "/pettingzoo/")
 def shown(value: Value) -> str:
     """Returns what a value of an environment is, in a few words."""
     if isinstance(value, np.ndarray):
-        ranged = value.size and value.dtype.kind in "buif"
+        is_masked = isinstance(value, np.ma.MaskedArray)
+        ranged = value.size and value.dtype.kind in "buif" and not is_masked
         wrong = 0 if not ranged else int(np.count_nonzero(~np.isfinite(value)))
         values = f" with values from {value.min():g} to {value.max():g}" if ranged and not wrong else ""
         values = f" with {wrong} that are NaN or infinite" if wrong else values
-        return f"an array {value.shape} of {value.dtype}{values}"
+        return f"{'a masked' if is_masked else 'an'} array {value.shape} of {value.dtype}{values}"
     if isinstance(value, Mapping):
         return f"a dict with the keys {', '.join(map(str, value)) or '(none)'}"
     if isinstance(value, (tuple, list)):
@@ -189,6 +190,14 @@ def returned(call: str, result: Value, names: Sequence[str]) -> Value:
     )
 
 
+def say(text: str) -> None:
+    """Writes to standard error, also where the author's code has set `sys.stderr` to None."""
+    stream = sys.stderr or sys.__stderr__
+    if stream is not None:
+        stream.write(text)
+        stream.flush()
+
+
 def place_of(error: BaseException) -> str:
     """Returns the last file and line of the author's own code in an error, or its cause; "" where there is none."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_authors(frame.filename)]
@@ -215,6 +224,8 @@ def traceback_of(error: BaseException) -> str:
 
     The whole traceback is returned where neither that code nor its library is in it.
     """
+    if isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
+        error = error.__cause__  # which Python does not let through a generator or coroutine
     if isinstance(error, SyntaxError):  # it names its place itself, and no code of the author has run
         return "".join(traceback.format_exception_only(error))
     whole = traceback.TracebackException.from_exception(error)

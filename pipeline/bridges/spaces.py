@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from sparring.pipeline.bridges.explain import not_finite, place_of, wrong_value
 from sparring.pipeline.errors import NOTICE, SettingsError, install_command
@@ -39,6 +39,8 @@ Convert = Callable[[Array, Array], Array]
 
 GameOfSpaces = TypeVar("GameOfSpaces", bound=Game)
 
+_NUMERIC: Final = "biuf"
+"""Kinds of arrays of numbers: truth values, integers with and without sign, floats."""
 _UNREADABLE: Final = (LookupError, TypeError, ValueError)
 """What numpy and lookups raise for values of another form than their space."""
 
@@ -220,6 +222,21 @@ class Actions:
         return values.tolist() if self._plain else list(values)
 
 
+def numbers(items: Value, dtype: DTypeLike = np.float32) -> Array:
+    """Returns values as an array of the given type: a copy, unless they are a list, whose array is new.
+
+    Raises:
+        TypeError: they are text, complex or masked, which numpy would read as something else.
+        ValueError: they have several shapes.
+    """
+    values = np.asarray(items)
+    if values.dtype.kind not in _NUMERIC:
+        raise TypeError(f"values of {values.dtype}")
+    if isinstance(items[0] if isinstance(items, list) and items else items, np.ma.MaskedArray):
+        raise TypeError("values that are masked")
+    return values.astype(dtype, copy=not isinstance(items, list))
+
+
 def forbidden_choices(masks: Sequence[Value], spec: ActionSpec) -> NDArray[np.bool_] | None:
     """Returns masks [n, choices] with True = forbidden from masks of agents with 1 = legal.
 
@@ -228,19 +245,26 @@ def forbidden_choices(masks: Sequence[Value], spec: ActionSpec) -> NDArray[np.bo
         spec: action spec of the agents.
 
     Raises:
-        SpecError: a mask has another size than the action spec, or leaves no choice.
+        SpecError: a mask has another size than the action spec, other values than 0 and 1, or leaves no choice.
     """
     if not spec.discrete or all(mask is None for mask in masks):
         return None
-    result = np.zeros((len(masks), spec.mask_size), np.bool_)
-    for row, mask in zip(result, masks, strict=True):
+    legal = np.ones((len(masks), spec.mask_size))
+    for row, mask in zip(legal, masks, strict=True):
         if mask is None:
             continue
         flat = np.concatenate([np.ravel(part) for part in mask]) if isinstance(mask, (tuple, list)) else np.ravel(mask)
         if flat.size != row.size:
             got, expected = f"an action mask of {flat.size} entries", f"{row.size} for the branches {spec.discrete}"
             raise SpecError(got=got, expected=expected, remedy="correct the mask in the environment")
-        np.equal(flat, 0, out=row)
+        row[:] = flat if flat.dtype.kind in _NUMERIC else np.nan
+    result: NDArray[np.bool_] = legal == 0
+    if not (result | (legal == 1)).all():
+        raise SpecError(
+            got=f"an action mask with {legal[~result & (legal != 1)][0]:g}",
+            expected="1 for each choice that is allowed, and 0 for each other one",
+            remedy="correct the mask in the environment",
+        )
     sizes = np.array(spec.discrete, np.int64)
     begins = np.cumsum(sizes) - sizes
     if np.logical_and.reduceat(result, begins, axis=1).any():
@@ -279,7 +303,7 @@ def _leaves(space: Space[Value], path: Path, brightest: int, images: set[str] | 
             yield _Leaf(
                 ObservationSpec(name=name, shape=(size,)),
                 path,
-                lambda items: np.array(items, np.float32).reshape(len(items), size),
+                lambda items: numbers(items).reshape(len(items), size),
                 space,
             )
         case spaces.Discrete():
@@ -330,10 +354,10 @@ def _pixels(
     if isinstance(space, spaces.MultiBinary) or space.dtype == np.bool_:
         brightest = 1
     elif space.dtype.kind == "f":
-        return partial(np.asarray, dtype=np.float32), "float32"
+        return numbers, "float32"
     elif space.dtype != np.uint8:
         low, high = float(space.low.min()), float(space.high.max())
-        return lambda items: ((np.asarray(items, np.float64) - low) / ((high - low) or 1)).astype(np.float32), "float32"
+        return lambda items: ((numbers(items, np.float64) - low) / ((high - low) or 1)).astype(np.float32), "float32"
     if brightest == 255:
         return partial(_bytes, is_dark=isinstance(space, spaces.Box) and bool(space.high.max() > 1)), "uint8"
     return lambda items: _scale_bytes(_bytes(items), name, brightest), "uint8"
@@ -348,6 +372,8 @@ def _bytes(items: Value, *, is_dark: bool = False) -> Array:
     values = np.asarray(items)
     if values.dtype == np.uint8:
         return values
+    if values.dtype.kind not in _NUMERIC:
+        raise ValueError(f"values of {values.dtype}")
     with np.errstate(invalid="ignore"):
         pixels = values.astype(np.uint8)
     if (pixels != values).any() or (is_dark and values.dtype.kind == "f" and pixels.any() and pixels.max() <= 1):
@@ -372,7 +398,10 @@ def _one_hot(space: Space[Value], name: str, path: Path, sizes: Array, starts: A
     total = int(sizes.sum())
 
     def read(items: Value) -> Array:
-        columns = np.asarray(items, np.int64).reshape(len(items), len(sizes)) + offsets
+        given = numbers(items, np.float64).reshape(len(items), len(sizes))
+        if (given % 1).any():
+            raise ValueError("not whole")
+        columns = given.astype(np.int64) + offsets
         if ((columns < begins) | (columns >= begins + sizes)).any():
             raise ValueError("beyond the sizes")
         values = np.zeros((len(items), total), np.float32)

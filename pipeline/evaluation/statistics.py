@@ -5,7 +5,6 @@ The interval of a mean is a bias-corrected and accelerated bootstrap interval (E
 independent episodes: members of one group are dependent, so there is no interval with groups.
 """
 
-import io
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +17,7 @@ from scipy.stats import bootstrap
 
 from sparring.pipeline.evaluation.ratings import CONFIDENCE, Matrix, rated, wilson
 from sparring.pipeline.files import Json
+from sparring.pipeline.monitoring.pictures import figure, png
 from sparring.pipeline.specs import Array, BehaviorId
 
 _RESAMPLES: Final = 9999
@@ -197,13 +197,9 @@ def heat_map(found: TournamentTable, title: str) -> bytes:
 
     Columns have the numbers of their rows, and long labels are shortened in the middle.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     order, count = found.order(), len(found.players)
-    figure = Figure(figsize=(min(24, 4.5 + 0.6 * count), min(20, 1.5 + 0.5 * count)), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    drawn = figure(min(24, 4.5 + 0.6 * count), min(20, 1.5 + 0.5 * count), "constrained")
+    axes = drawn.subplots()
     shares = found.shares[np.ix_(order, order)]
     image = axes.imshow(shares, vmin=0, vmax=1, cmap="PuOr", aspect="auto")
     labels = [f"{_shortened(found.players[one])}  {place}" for place, one in enumerate(order, 1)]
@@ -216,10 +212,8 @@ def heat_map(found: TournamentTable, title: str) -> bytes:
     axes.set_title(_shortened(title, 60), parse_math=False)
     axes.set_xlabel("against")
     axes.set_facecolor("lightgray")  # pairs that have not played
-    figure.colorbar(image, label="points per match")
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=100)
-    return stream.getvalue()
+    drawn.colorbar(image, label="points per match")
+    return png(drawn)
 
 
 def _shortened(text: str, most: int = 24) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from sparring.pipeline.files import Json
 from sparring.pipeline.monitoring.intervals import REWARD_PER_STEP
+from sparring.pipeline.monitoring.pictures import figure, png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,27 +63,22 @@ def picture(curves: Curves, title: str) -> bytes:
         title: shown on top.
     """
     from cycler import cycler
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
     panels = {name: points for name in PANELS if (points := _points(curves, name))}
     columns = math.ceil(math.sqrt(len(panels)))
     rows = math.ceil(len(panels) / columns)
     width, height = 5 * columns, 3.5 * rows
-    figure = Figure(figsize=(width, height))  # with margins in inches: a computed layout draws everything twice
-    figure.subplots_adjust(0.8 / width, 0.6 / height, 1 - 0.2 / width, 1 - 0.8 / height, wspace=0.25, hspace=0.4)
-    FigureCanvasAgg(figure)
-    figure.suptitle(title, parse_math=False)
+    drawn = figure(width, height)  # with margins in inches: a computed layout draws everything twice
+    drawn.subplots_adjust(0.8 / width, 0.6 / height, 1 - 0.2 / width, 1 - 0.8 / height, wspace=0.25, hspace=0.4)
+    drawn.suptitle(title, parse_math=False)
     for number, (name, points) in enumerate(panels.items(), 1):
-        axes = figure.add_subplot(rows, columns, number)
+        axes = drawn.add_subplot(rows, columns, number)
         axes.set_title(name)
         axes.set_xlabel("trained steps" if all(line[0].get("training", True) for line in curves.values()) else "steps")
         axes.grid(alpha=0.3)
         axes.set_prop_cycle(cycler(linestyle=("-", "--", ":")) * cycler(color=COLORS))
         _plot(axes, points)
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=100)
-    return stream.getvalue()
+    return png(drawn)
 
 
 def _points(curves: Curves, panel: str) -> dict[str, list[tuple[int, float]]]:

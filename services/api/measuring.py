@@ -6,10 +6,13 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Unpack
+
+from typing_extensions import TypedDict
 
 from sparring.pipeline.errors import BAD_INPUT, ServiceError, SettingsError
 from sparring.pipeline.files import Json
+from sparring.services.api.arguments import checked
 from sparring.services.api.runs import Config, options_of, without_file, written
 from sparring.services.process.hosting import SPARRING
 from sparring.services.process.lifeline import ending_with_caller
@@ -33,6 +36,7 @@ class PlayOptions(TypedDict, total=False):
     in_process: bool
 
 
+@checked
 def evaluate(
     run: str | Path,
     *,
@@ -57,6 +61,7 @@ def evaluate(
     return _measured(words, options)
 
 
+@checked
 def tournament(
     runs: str | Path | Sequence[str | Path],
     *,
@@ -86,6 +91,7 @@ def tournament(
     return _measured(words, options)
 
 
+@checked
 def record(
     config: Config,
     overrides: Mapping[str, Json] | None = None,

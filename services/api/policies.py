@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import DTypeLike
 
-from sparring.pipeline.bridges.explain import not_finite
-from sparring.pipeline.bridges.spaces import Actions, Observations, forbidden_choices
+from sparring.pipeline.bridges.explain import not_finite, shown
+from sparring.pipeline.bridges.spaces import Actions, Observations, forbidden_choices, numbers
 from sparring.pipeline.errors import SettingsError, install_command
 from sparring.pipeline.specs import Array, BehaviorSpec, Flags, Floats, read_spec
+from sparring.services.api.arguments import checked
 from sparring.services.commands.runs import find
 
 Value = Any
@@ -129,6 +131,8 @@ class Policy:
             SpecError: an observation or mask has another form than its space.
             NotFinite: an observation is NaN or infinite.
         """
+        if not isinstance(deterministic, (bool, np.bool_)):
+            raise self._wrong(f"{deterministic!r:.100} as deterministic", "True or False")
         if self._agents and isinstance(observations, Mapping) and observations.keys() <= self._agents:
             return self._act_by_name(observations, masks, deterministic, memory)
         if self._form is None:
@@ -164,9 +168,9 @@ class Policy:
             if observations.keys() != {one.name for one in specs}:
                 raise self._wrong(f"observations {sorted(observations)}")
             observations = [observations[one.name] for one in specs]
-        elif isinstance(observations, np.ndarray) or len(specs) == 1 != len(observations):
+        elif not isinstance(observations, (list, tuple)) or len(specs) == 1 != len(observations):
             observations = [observations]
-        columns = [np.asarray(one, spec.dtype) for one, spec in zip(observations, specs, strict=False)]
+        columns = [self._numbers(one, spec.dtype, spec.name) for one, spec in zip(observations, specs, strict=False)]
         single = bool(columns) and columns[0].shape == specs[0].shape
         columns = [one[None] for one in columns] if single else columns
         if [one.shape[1:] for one in columns] != [one.shape for one in specs] or len({*map(len, columns)}) > 1:
@@ -184,12 +188,20 @@ class Policy:
         rows, carried = len(columns[0]), self._network.carried
         if len(masks) != rows:
             raise self._wrong(f"masks of {len(masks)} agents", f"{rows}, or None for all")
-        before = np.zeros((rows, carried), np.float32) if memory is None else np.array(memory, np.float32)
+        before = np.zeros((rows, carried), np.float32)
+        if memory is not None:
+            before = self._numbers(memory, np.float32, "memory").copy()
         if before.shape != (rows, carried):
             raise self._wrong(f"a memory of the shape {before.shape}", f"{(rows, carried)}")
         forbidden = forbidden_choices(masks, self.spec.actions)
         chosen, after = self._network.choose(columns, forbidden, deterministic, before)
         return chosen, after if carried else None
+
+    def _numbers(self, values: Value, dtype: DTypeLike, name: str) -> Array:
+        try:
+            return numbers(values, dtype)
+        except (TypeError, ValueError) as error:
+            raise self._wrong(f"{shown(values)} as {name} ({error})") from error
 
     def _wrong(self, got: str, expected: str = "") -> SettingsError:
         listed = ", ".join(f"{one.name} {one.shape} {one.dtype}" for one in self.spec.observations)
@@ -197,6 +209,7 @@ class Policy:
         return SettingsError(f"got {got}; expected {expected}; give those of {self.behavior}")
 
 
+@checked
 def load(
     path: str | Path,
     behavior: str | None = None,

@@ -18,15 +18,18 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, TypedDict, Unpack
+from typing import IO, Any, Final, Unpack
+
+from typing_extensions import TypedDict
 
 from sparring.pipeline.errors import BAD_INPUT, SettingsError, SparringError
 from sparring.pipeline.files import Json
 from sparring.pipeline.monitoring.events import Event, EventFiles, EventKind, Identity, identity_of, present
+from sparring.services.api.arguments import checked
 from sparring.services.process.hosting import SPARRING
 from sparring.services.process.lifeline import ending_with_caller
 
-Callback = Callable[["Event"], object]
+Callback = Callable[[Event], object]
 Config = str | Path | Mapping[str, Json]
 
 _POLL_S: Final = 0.1
@@ -242,6 +245,7 @@ class RunOptions(TypedDict, total=False):
     ray: str | None
 
 
+@checked
 def start(
     config: Config,
     overrides: Mapping[str, Json] | None = None,
@@ -261,11 +265,8 @@ def start(
         options: those of `RunOptions`.
 
     Raises:
-        SettingsError: a callback is no function.
+        SettingsError: an argument has another type.
     """
-    for call in callbacks:
-        if not callable(call):
-            raise SettingsError(f"got {call!r:.100} in callbacks; expected functions of an event; correct it")
     folder = Path(options.get("results_dir") or "results")
     name = options.get("run_id") or f"run-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
     words = ["--run-id", name, "--results-dir", str(folder), "--until-eof"]
@@ -283,6 +284,7 @@ def start(
     return Run((folder / name).absolute(), process, output, callbacks, held, former)
 
 
+@checked
 def train(
     config: Config,
     overrides: Mapping[str, Json] | None = None,

@@ -36,10 +36,12 @@ def run(args: argparse.Namespace) -> int:
         0 if all were exported, 1 if one could not be.
 
     Raises:
-        SettingsError: there is no such run, behavior or checkpoint.
+        SettingsError: there is no such run, behavior or checkpoint, or --out is no folder.
     """
     given = find(args.run, args.results_dir)
     run_folder, out = given.absolute(), args.out or given
+    if out.exists() and not out.is_dir():
+        raise SettingsError(f"got --out {out}, which is no folder; expected one, or a new name; correct it")
     failed = False
     for behavior, checkpoint in _chosen(run_folder, args.behavior, args.checkpoint).items():
         folder = CheckpointFolder(run_folder, behavior)

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-from sparring.pipeline.bridges.explain import frames_of_author, place_of, traceback_of
+from sparring.pipeline.bridges.explain import frames_of_author, place_of, say, traceback_of
 from sparring.pipeline.bridges.spaces import Option
 from sparring.pipeline.compliance.steps import StepWatch
 from sparring.pipeline.compliance.trial import random_actions
 from sparring.pipeline.errors import FAILED, NOTICE, SettingsError, SparringError
 from sparring.pipeline.games.registry import make, names, parse_options
 from sparring.pipeline.messages.simulator import BehaviorReport, Step
+from sparring.pipeline.monitoring.logs import printable
 from sparring.pipeline.settings import Settings, read
 from sparring.pipeline.settings.document import Problem
 from sparring.pipeline.settings.load import LoadedSettings
@@ -98,20 +99,21 @@ def _try(trial: "Trial", steps: int, limit_s: float) -> int:
     threading.Thread(target=_end_where_it_hangs, args=(trial, limit_s, threading.get_ident()), daemon=True).start()
     try:
         for line in trial.play(steps):
-            sys.stdout.write(f"{line}\n")
+            sys.stdout.write(f"{printable(line)}\n")
             sys.stdout.flush()
     except (SparringError, BrokenPipeError):  # what has read the output has ended
         raise
     except KeyboardInterrupt as stopped:
-        sys.stderr.write(f"sparring try: {trial.name} was stopped {trial.moment}{place_of(stopped)}\n")
+        say(f"sparring try: {trial.name} was stopped {trial.moment}{place_of(stopped)}\n")
         return 128 + signal.SIGINT
-    except (Exception, SystemExit) as error:  # of the environment, its author's: its traceback is what helps
-        sys.stderr.write(f"{traceback_of(error)}sparring try: {trial.name} failed {trial.moment}\n")
+    except BaseException as error:  # of the environment, its author's: its traceback is what helps
+        say(f"{printable(traceback_of(error))}sparring try: {trial.name} failed {trial.moment}\n")
         return FAILED
     finally:
         trial.close()
     for rule, finding in trial.watch.findings.items():
-        sys.stderr.write(f"{finding.status} {rule}: got {finding.got}; expected {finding.expected}; {finding.remedy}\n")
+        said = f"{finding.status} {rule}: got {finding.got}; expected {finding.expected}; {finding.remedy}"
+        say(f"{printable(said)}\n")
     return FAILED if any(one.status == "FAIL" for one in trial.watch.findings.values()) else 0
 
 
@@ -124,8 +126,7 @@ def _end_where_it_hangs(trial: "Trial", limit_s: float, thread: int) -> None:
     place = f" ({frames[0].f_code.co_filename}:{frames[0].f_lineno})" if frames else ""
     got = f"no answer within {limit_s:g} s from {trial.name} {trial.moment}{place}"
     remedy = "correct the environment, or give it longer with --timeout"
-    sys.stderr.write(f"sparring try: got {got}; expected it to return; {remedy}\n")
-    sys.stderr.flush()
+    say(f"sparring try: got {got}; expected it to return; {remedy}\n")
     os._exit(FAILED)
 
 
@@ -296,5 +297,7 @@ def _refusal(loaded: LoadedSettings, number: int, lines: Sequence[str]) -> Probl
     last = [line.removeprefix("sparring try: ").removeprefix("sparring: ") for line in lines[-2:]] or ["it ended"]
     text = ": ".join(last[::-1]) if lines and lines[-1].startswith("sparring try:") else last[-1]
     options = loaded.settings.launched[number].options
+    if "below `behaviors`" in text:  # it has a behavior that the configuration does not name
+        return loaded.problem(("behaviors",), text)
     named = [key for key in options if re.search(rf"\b{re.escape(key)}\b", text)]
     return loaded.problem(("simulators", number, "options", *(named or ["env_id"])[:1]), text)

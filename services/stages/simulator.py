@@ -22,7 +22,7 @@ from typing import Final
 
 import numpy as np
 
-from sparring.pipeline.bridges.explain import frames_of_author, traceback_of
+from sparring.pipeline.bridges.explain import frames_of_author, say, traceback_of
 from sparring.pipeline.errors import FAILED, UNUSABLE, RemoteProtocolError, SettingsError, SparringError
 from sparring.pipeline.games.registry import make, names, parse_options
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
@@ -131,11 +131,13 @@ def run(args: argparse.Namespace) -> int:
             connect_timeout_s=args.timeout,
         )
     except SparringError as error:
-        sys.stderr.write(f"sparring simulator {args.name}: {error}\n")
+        say(f"sparring simulator {args.name}: {error}\n")
         refused = isinstance(error, RemoteProtocolError) and error.code in _REFUSALS
         return UNUSABLE if refused or isinstance(error, SettingsError | SpecError) else FAILED
-    except (Exception, SystemExit) as error:  # of an environment
-        sys.stderr.write(traceback_of(error))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # of an environment
+        say(traceback_of(error))
         return FAILED
     line = {"simulator": args.name, "number": number, "steps": result.steps, "reason": result.reason}
     sys.stdout.write(json.dumps(line) + "\n")

@@ -97,12 +97,11 @@ class Supervisor:
 
         Cancelled, it leaves nothing running and writes no summary.
         """
-        active, began = self.active, self.active.clock()
-        run, simulators = active.topology.run, active.topology.simulators
+        active, began, run = self.active, self.active.clock(), self.active.topology.run
         async with anyio.create_task_group() as tasks:
             await tasks.start(self._follow_signals)
             await self._add_services(tasks, active.topology.services)
-            names = [plan.name for plan in simulators] + [plan.name for plan in active.topology.writers]
+            names = [plan.name for plan in active.topology.simulators] + [plan.name for plan in active.topology.writers]
             tasks.start_soon(relay, [run.directory / "logs" / f"{name}.stderr" for name in names], self._log)
             tasks.start_soon(self._writers.run)
             tasks.start_soon(self._start_simulators, tasks)
@@ -114,12 +113,9 @@ class Supervisor:
                 tasks.start_soon(self._follow_names, tasks)
             watchdog = Watchdog(active)
             tasks.start_soon(watchdog.watch)
-            tasks.start_soon(watchdog.trim)
+            tasks.start_soon(watchdog.watch_folder)
             tasks.start_soon(watchdog.measure)
-            addresses = dict(run.addresses)
-            self._log.info("run_started", folder=str(run.directory), addresses=addresses, notice=True)
-            if not simulators:
-                self._log.info("waiting_for_simulators", addresses=list(addresses.values()), notice=True)
+            self._log.info("run_started", folder=str(run.directory), addresses=dict(run.addresses), notice=True)
             await active.over.wait()
             with anyio.CancelScope(shield=True):
                 await stop_in_order(active)
@@ -136,6 +132,9 @@ class Supervisor:
         for name in active.topology.run.stepping:
             while active.latest(name, STEPPING_STATE) is None:  # noqa: ASYNC110 (retained topics)
                 await anyio.sleep(TURN_S)
+        if not active.topology.simulators and not active.over.is_set():
+            addresses = list(active.topology.run.addresses.values())
+            self._log.info("waiting_for_simulators", addresses=addresses, notice=True)
         for plan in active.topology.simulators if not active.over.is_set() else ():
             active.keep(tasks, plan)
 

@@ -67,6 +67,14 @@ _MOST_BYTES: Final = 65536
 _MOST_NOTES: Final = 100
 
 
+def _identity(folder: Path) -> int:
+    """Returns the number of a folder on its disk; 0 where there is none."""
+    try:
+        return folder.stat().st_ino
+    except FileNotFoundError:
+        return 0
+
+
 class Watchdog:
     """Watches the parts of a run."""
 
@@ -107,11 +115,19 @@ class Watchdog:
         elif name in self._active.topology.run.services:
             self._stalls.update(metrics, now)
 
-    async def trim(self) -> None:
-        """Bounds the files that other programs write: standard error of all parts, and logs of Unity players."""
+    async def watch_folder(self) -> None:
+        """Ends a run whose folder is gone, and bounds the files in it that other programs write.
+
+        These are the standard error of all parts, and the logs of Unity players.
+        """
         bounds, folder = self._settings.logs, self._active.topology.run.directory
+        began = await anyio.to_thread.run_sync(_identity, folder)
         while True:
             await anyio.sleep(_TRIM_S)
+            if await anyio.to_thread.run_sync(_identity, folder) != began:
+                got = f"got no folder {folder} any more: it was removed or replaced while the run wrote to it"
+                self._active.fail(f"{got}; expected it to stay until the end; start the run again")
+                return
             for path in (*folder.glob("logs/*.stderr"), *folder.glob("run_logs/*.log")):
                 if not full(path, bounds.most_bytes):
                     continue

@@ -16,7 +16,7 @@ from sparring.pipeline.monitoring.events import unread
 from sparring.pipeline.monitoring.writers.delivery import LOST, DeliveryState, load_state, state_path
 from sparring.services.process.hosting import HostedService
 from sparring.services.supervision.active_run import ActiveRun
-from sparring.services.supervision.topology import WriterPlan
+from sparring.services.supervision.topology import RUN_FILE, WriterPlan
 
 LOOK_S: Final = 0.5
 START_S: Final = 30.0
@@ -24,6 +24,8 @@ START_S: Final = 30.0
 _SHOWN_S: Final = 2.0
 """The end of a run takes no longer than this without a word."""
 _KILLED_S: Final = 5.0
+_NEEDED: Final = RUN_FILE, "summary.json"
+"""Files without which a writer cannot end."""
 
 
 class Writers:
@@ -59,7 +61,7 @@ class Writers:
         active = self._active
         self._ending.set()
         limit_s = active.settings.writer_limits.timeout_s
-        if active.hurried or not (self._directory / "summary.json").exists():  # which would end them
+        if active.hurried or not all((self._directory / name).exists() for name in _NEEDED):
             limit_s = 0.0
         with anyio.move_on_after(limit_s):
             with anyio.move_on_after(_SHOWN_S):

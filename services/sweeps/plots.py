@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from sparring.pipeline.files import Json
+from sparring.pipeline.monitoring.pictures import figure, png
 from sparring.services.sweeps.results import Outcome, short_names
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _COLORS: Final = {"complete": "#3f90da", "member": "#3f90da", "pruned": "#ffa90e
 
 def history(outcomes: Sequence[Outcome], objective: str) -> bytes:
     """Returns a PNG with the objective of each trial, in the order of their starts, and the best one so far."""
-    figure, (axes,) = _panels(1)
+    drawn, (axes,) = _panels(1)
     axes.set(xlabel="trial", ylabel=objective, title="Objective of each trial")
     _scatter(axes, [(at, one) for at, one in enumerate(outcomes)])
     whole = [(at, one.value) for at, one in enumerate(outcomes) if one.is_whole]
@@ -27,12 +27,12 @@ def history(outcomes: Sequence[Outcome], objective: str) -> bytes:
     if best:
         axes.step(*zip(*best, strict=True), where="post", color=_COLORS["other"], label="best so far")
         axes.legend(fontsize="small")
-    return _png(figure)
+    return png(drawn)
 
 
 def parameters(outcomes: Sequence[Outcome], keys: Sequence[str], logarithmic: Sequence[str], objective: str) -> bytes:
     """Returns a PNG with a panel for each key: the objective over its values."""
-    figure, panels = _panels(len(keys))
+    drawn, panels = _panels(len(keys))
     for axes, (key, name) in zip(panels, short_names(keys).items(), strict=False):
         values = [one.values.get(key) for one in outcomes]
         numeric = all(isinstance(one, int | float) and not isinstance(one, bool) for one in values if one is not None)
@@ -40,17 +40,17 @@ def parameters(outcomes: Sequence[Outcome], keys: Sequence[str], logarithmic: Se
         axes.set(ylabel=objective, title=name)
         axes.set_xscale("log" if key in logarithmic else "linear")
         _scatter(axes, [(value, one) for value, one in known if key in one.values])
-    return _png(figure)
+    return png(drawn)
 
 
 def curves(outcomes: Sequence[Outcome], objective: str) -> bytes:
     """Returns a PNG with the objective of every trial over its steps."""
-    figure, (axes,) = _panels(1)
+    drawn, (axes,) = _panels(1)
     axes.set(xlabel="trained steps", ylabel=objective, title="Objective meanwhile")
     for one in outcomes:
         if one.curve:
             axes.plot(*zip(*one.curve, strict=True), color=_color(one), alpha=1.0 if one.own else 0.6, marker=".")
-    return _png(figure)
+    return png(drawn)
 
 
 def lineages(paths: Sequence[Sequence[Mapping[str, Json]]], keys: Sequence[str], best: int) -> bytes:
@@ -61,7 +61,7 @@ def lineages(paths: Sequence[Sequence[Mapping[str, Json]]], keys: Sequence[str],
         keys: of the values.
         best: the member that is drawn in bold.
     """
-    figure, panels = _panels(1 + len(keys))
+    drawn, panels = _panels(1 + len(keys))
     names = {"": "score", **short_names(keys)}
     for axes, (key, name) in zip(panels, names.items(), strict=False):
         axes.set(xlabel="trained steps", title=name)
@@ -76,7 +76,7 @@ def lineages(paths: Sequence[Sequence[Mapping[str, Json]]], keys: Sequence[str],
                 width = 2.5 if member == best else 1.0
                 axes.plot(*zip(*shown, strict=True), marker=".", linewidth=width, label=f"member {member}")
     panels[0].legend(fontsize="small")
-    return _png(figure)
+    return png(drawn)
 
 
 def _scatter(axes: Axes, points: Sequence[tuple[Json, Outcome]]) -> None:
@@ -90,20 +90,10 @@ def _color(one: Outcome) -> str:
 
 
 def _panels(count: int) -> tuple[Figure, list[Axes]]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     columns = math.ceil(math.sqrt(count))
     rows = math.ceil(count / columns)
-    figure = Figure(figsize=(5.5 * columns, 3.8 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = [figure.add_subplot(rows, columns, number) for number in range(1, count + 1)]
+    drawn = figure(5.5 * columns, 3.8 * rows, "constrained")
+    panels = [drawn.add_subplot(rows, columns, number) for number in range(1, count + 1)]
     for axes in panels:
         axes.grid(alpha=0.3)
-    return figure, panels
-
-
-def _png(figure: Figure) -> bytes:
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=100)
-    return stream.getvalue()
+    return drawn, panels

@@ -96,6 +96,12 @@ def test_sampled_actions_follow_the_seed(tmp_path: Path) -> None:
             r"with 10 that are NaN or infinite as observation 'vector'",
         ),
         (np.zeros((2, 5)), np.ones((2, 4)), None, "an action mask of 4 entries"),
+        (None, None, None, r"got None \(NoneType\) as vector"),
+        ("abcd", None, None, r"got 'abcd' \(str\) as vector"),
+        (["1", "2", "3", "4", "5"], None, None, r"got a list of 5 .* as vector \(values of <U1\)"),
+        (np.zeros((2, 5), complex), None, None, r"as vector \(values of complex128\)"),
+        (np.ma.masked_array(np.zeros((2, 5)), True), None, None, r"as vector \(values that are masked\)"),
+        (np.zeros((2, 5)), None, "x", r"got 'x' \(str\) as memory"),
         (np.zeros((2, 5)), None, np.zeros((1, 12)), r"a memory of the shape \(1, 12\); expected \(2, 12\)"),
     ],
 )
@@ -105,6 +111,8 @@ def test_values_of_another_form_are_refused(
     policy = sparring.load(saved(tmp_path, KINDS["memory"]))
     with pytest.raises((SettingsError, SpecError, NotFinite), match=message):
         policy.act(observations, masks, memory=memory)
+    with pytest.raises(SettingsError, match="got 'no' as deterministic; expected True or False"):
+        policy.act(np.zeros((2, 5)), deterministic="no")  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- which policy

@@ -61,6 +61,24 @@ def test_what_is_no_data_is_refused(config: dict[str, Any], overrides: dict[str,
         pass
 
 
+def test_arguments_of_another_type_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    for function, arguments, options, message in (
+        (sparring.train, (), {}, r"got no config for train\(\); expected one; give it"),
+        (sparring.start, (None,), {}, "got None as config; expected a valid string or .*Path.* or a valid dictionary"),
+        (sparring.train, (GOAL, [1]), {}, r"got \[1\] as overrides; expected a valid dictionary; correct what train"),
+        (sparring.train, (GOAL,), {"callbacks": [3]}, "got 3 as callbacks; expected callable"),
+        (sparring.train, (GOAL,), {"run_id": 5}, "got 5 as run_id; expected a valid string"),
+        (sparring.train, (GOAL,), {"bogus": 1}, r"got the argument bogus=1 for train\(\); .* see help\(sparring.train"),
+        (sparring.train, ("a\0b",), {}, "got 'a.x00b' with the character NUL"),
+        (sparring.evaluate, ("run", 3), {}, r"got 3 as a further argument for evaluate\(\)"),
+        (sparring.evaluate, ("run",), {"episodes": "many"}, "got 'many' as episodes; expected a valid integer"),
+        (sparring.load, (None,), {}, "got None as path; expected a valid string or"),
+    ):
+        with pytest.raises(sparring.SettingsError, match=message):
+            function(*arguments, **{"results_dir": tmp_path, **options} if arguments else {})  # type: ignore[operator]
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.slow
 def test_run_tells_what_its_files_hold_and_its_policy_acts(tmp_path: Path) -> None:
     heard: list[sparring.Event] = []
@@ -138,8 +156,6 @@ def test_what_cannot_be_run_is_refused_as_by_the_command(tmp_path: Path) -> None
         sparring.train({**GOAL, "engine": 1}, results_dir=tmp_path)
     with pytest.raises(sparring.SettingsError, match=r"got .*nothing.yaml: No such file"):
         sparring.train(tmp_path / "nothing.yaml", results_dir=tmp_path)
-    with pytest.raises(sparring.SettingsError, match="got 3 in callbacks; expected functions"):
-        sparring.train(GOAL, callbacks=[3], results_dir=tmp_path)  # type: ignore[list-item]
     (tmp_path / "goal").mkdir()
     (tmp_path / "goal" / "summary.json").write_text('{"status": "completed", "behaviors": {}}')
     with pytest.raises(sparring.SettingsError, match="got run id 'goal', which exists"):

@@ -187,6 +187,16 @@ def test_folder_of_logs_that_was_removed_ends_no_run(tmp_path: Path) -> None:
     assert training.end() == 0, "\n".join(training.lines)
 
 
+def test_run_whose_folder_is_removed_ends_soon_and_says_so_once(tmp_path: Path) -> None:
+    training = Training(tmp_path, str(config(tmp_path, **ENDLESS)))
+    training.updates(1)
+    training.directory.rename(tmp_path / "moved")
+    assert training.end() == 1, "\n".join(training.lines)
+    (failed,) = [line for line in training.lines if "run_failed" in line]
+    assert f"got no folder {training.directory} any more" in failed
+    assert not any("writer_failed" in line or "--resume" in line for line in training.lines)
+
+
 def test_stop_before_the_first_update_offers_no_command_to_resume(tmp_path: Path) -> None:
     training = Training(tmp_path, str(config(tmp_path, **ENDLESS | {"buffer_size": 10**6})))
     training.wait_for(lambda lines: any("run_started" in line for line in lines))

@@ -110,6 +110,31 @@ def test_environment_that_ends_the_process_is_shown_with_its_line(
     ]
 
 
+@pytest.mark.parametrize(
+    ("how", "shown"),
+    [
+        ("raise StopIteration('over')", "StopIteration: over ("),
+        ("raise GeneratorExit", "GeneratorExit ("),
+        (r"raise ValueError('\x1b[2J')", r"ValueError: \x1b[2J ("),
+        ("__import__('sys').stderr = None; 1 / 0", "ZeroDivisionError: division by zero ("),
+    ],
+)
+def test_whatever_an_environment_raises_is_shown_as_text_without_frames_of_others(
+    how: str, shown: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"board_r{abs(hash(how))}"
+    environment(tmp_path, name, fails=2, how=how)
+    stream = open(2, "w", closefd=False)  # noqa: SIM115 (as long as the test)
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setattr("sys.__stderr__", stream)
+    assert main(["try", f"{name}:{name}-v0", "--python-path", str(tmp_path)]) == 1
+    err = capfd.readouterr().err
+    *_, failed, last = err.splitlines()
+    assert failed.startswith(shown)
+    assert last == f"sparring try: {name}:{name}-v0 failed at step 2, in step()"
+    assert "tryout.py" not in err
+
+
 def test_call_that_does_not_return_is_named_with_the_line_where_it_hangs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,9 +197,7 @@ def test_check_shows_what_is_read_and_refuses_what_cannot_be_made(
         assert explained in capsys.readouterr().err
     file.write_text((CONFIGURATION % "").replace("{board_c:", "{broad_c:"))
     assert main(["check", str(file)]) == 1
-    assert (
-        f"not usable: {file}:3: simulators[0].options.env_id: got behavior 'board_c?team=0'" in capsys.readouterr().out
-    )
+    assert f"not usable: {file}:2: behaviors: got behavior 'board_c?team=0'" in capsys.readouterr().out
     assert main(["check", str(file), "--set", "simulators[0].options.images=cam"]) == 1
     assert (
         "not usable: command line: simulators[0].options.images: got images 'cam'; expected" in capsys.readouterr().out

@@ -33,6 +33,11 @@ IMAGE = spaces.Box(0, 255, (8, 8, 3), np.uint8)
         (spaces.Discrete(5), -1, "got -1"),
         (spaces.MultiDiscrete([2, 2]), np.array([2, 0]), r"got an array \(2,\) of int64 with values from 0 to 2"),
         (spaces.Box(0, 1, (2,)), np.zeros(3), r"got an array \(3,\) of float64 .* expected .* \(2,\)"),
+        (spaces.Box(0, 1, (2,)), ["0", "1"], r"got a list of 2 \(str, str\)"),
+        (spaces.Box(0, 1, (2,)), np.zeros(2, complex), "of complex128"),
+        (spaces.Box(0, 1, (2,)), np.ma.masked_array(np.zeros(2), [True, False]), r"got a masked array \(2,\)"),
+        (spaces.Discrete(5), 1.5, "got 1.5"),
+        (IMAGE, np.full((8, 8, 3), "7"), "of <U1"),
         (IMAGE, np.zeros((3, 8, 8), np.uint8), r"got an array \(3, 8, 8\) of uint8"),
         (IMAGE, np.full((8, 8, 3), 0.5), r"float64 with values from 0.5 to 0.5"),
         (IMAGE, np.full((8, 8, 3), 300), "with values from 300 to 300"),
@@ -51,6 +56,12 @@ def test_whole_numbers_of_other_types_are_pixels() -> None:
 def test_a_mask_leaves_a_choice_in_each_branch() -> None:
     with pytest.raises(SpecError, match="forbids every choice of a branch"):
         forbidden_choices([[1, 0, 0, 0]], ActionSpec(discrete=(2, 2)))
+
+
+@pytest.mark.parametrize("mask", [[-1, 2], [1, 0.5], ["1", "0"], [float("nan"), 1]])
+def test_a_mask_has_ones_and_zeros(mask: list[Any]) -> None:
+    with pytest.raises(SpecError, match=r"got an action mask with .*; expected 1 for each choice that is allowed"):
+        forbidden_choices([None, mask], ActionSpec(discrete=(2,)))
 
 
 # ---------------------------------------------------------------- Gymnasium
