@@ -19,6 +19,7 @@ import yaml
 import sparring
 from sparring.pipeline.demonstrations.library import describe, read_any
 from sparring.pipeline.errors import ServiceError
+from sparring.pipeline.specs import names_a_folder
 from sparring.services.api.runs import written
 
 GOAL: dict[str, Any] = {
@@ -94,6 +95,8 @@ def test_run_tells_what_its_files_hold_and_its_policy_acts(tmp_path: Path) -> No
     result = run.wait(60.0)
     assert (result.status, result.folder, result.error) == ("completed", tmp_path / "goal", "")
     assert result.behaviors["Goal"]["steps"] >= 3200
+    own = [path.name for path in result.folder.iterdir() if names_a_folder(path.name)]
+    assert own == ["Goal"], "no behavior may have the name of anything else in the folder"
     assert [one.kind for one in events] == [one.kind for one in heard]
     assert [one.values for one in events if one.kind == "interval"] == [
         json.loads(line) for line in (tmp_path / "goal" / "metrics.jsonl").read_text().splitlines()
