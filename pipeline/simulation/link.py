@@ -1,11 +1,13 @@
 """Keeps one connection to the trainer alive, over a plain blocking socket with a heartbeat."""
 
 import contextlib
+import os
 import select
 import selectors
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Final
 
@@ -90,6 +92,7 @@ class Link:
         self._heartbeat: threading.Thread | None = None
         self._closing = threading.Event()
         self._failure: BaseException | None = None  # of the heartbeat
+        _LINKS.add(self)
 
     def keep_alive(self, welcome: Welcome | Adopted) -> None:
         """Adopts the trainer's times and starts the heartbeat."""
@@ -259,3 +262,20 @@ class Link:
             self._send_all(to_bytes(Ping()))
             self._last_sent = self._clock()
             return interval_s
+
+    def forget(self) -> None:
+        """Closes the socket of this process alone, which is a fork: its parent goes on with the connection."""
+        self._socket.close()
+
+
+_LINKS: Final[weakref.WeakSet[Link]] = weakref.WeakSet()
+"""Connections of this process."""
+
+
+def _forget_all() -> None:
+    for link in _LINKS:
+        link.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)

@@ -33,6 +33,30 @@ def test_a_simulator_loads_nothing_of_the_trainer(module: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
+FORK = """
+import os, socket
+from sparring.pipeline.simulation.link import Link, LinkLost, Stop
+from sparring.pipeline.messages.simulator import VERSION, Hello
+
+ours, theirs = socket.socketpair()
+link, hello = Link(ours, stop=Stop(), timeout_s=5.0), Hello(version=VERSION, name="a", behaviors={})
+if not (child := os.fork()):
+    try:
+        link.send(hello)
+    except LinkLost:
+        os._exit(7)
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+link.send(hello)
+print(len(theirs.recv(10**6)) > 0)
+"""
+
+
+def test_process_that_an_environment_forks_has_no_part_in_its_connection() -> None:
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["7", "True"]
+
+
 def script(trainer: Trainer) -> tuple[Hello, list[Step]]:
     peer = trainer.accept()
     hello = peer.greet(Reset())
