@@ -27,22 +27,8 @@ ObservationDtype = Literal["float32", "uint8"]
 _ID = re.compile(r"([^?]+)(?:\?team=([0-9]{1,10}))?")
 _BAD_IN_NAME = frozenset('/\\?*:"<>|#')  # not allowed in folder names, except "#", which divides ids of senders
 _LONGEST_NAME = 100
-_TAKEN = frozenset(
-    [
-        "checkpoints",
-        "initial",
-        "lock",
-        "logs",
-        "players",
-        "replays",
-        "run_logs",
-        "snapshots",
-        "trackio",
-        "wandb",
-        "writers",
-    ]
-)
-"""Names in the folder of a run that are not those of its behaviors."""
+_TAKEN = frozenset({"checkpoints", "initial", "lock", "logs", "players", "replays", "run_logs", "snapshots", "writers"})
+"""Names in the folder of a run that are not those of its behaviors; folders of other programs may be shared."""
 _FILES = (".json", ".jsonl", ".png", ".prom", ".yaml")
 """Suffixes of the files of a run."""
 _RANKS: dict[str, int] = {"vector": 1, "image": 3, "entities": 2, "goal": 1}
