@@ -429,6 +429,7 @@ class RemotePart:
     mirror: Mirror
     pid: int
     cpu_s: float | None = field(default=None, init=False)
+    starved_s: float = field(default=0.0, init=False)
     hopeless: bool = field(default=False, init=False)
     copying: bool = field(default=False, init=False)
     _failure: str = field(default="", init=False)

@@ -66,6 +66,10 @@ class HostedService(Protocol):
     def cpu_s(self) -> float | None:
         """Returns the CPU time that it was given, in seconds; None where that is unknown."""
 
+    @property
+    def starved_s(self) -> float:
+        """Returns the seconds for which its main thread could run and was given no core; 0 where that is unknown."""
+
     async def wait(self) -> str:
         """Waits for its end; returns "" where it ended in order, else what went wrong."""
 
@@ -119,6 +123,14 @@ class Process:
         except psutil.Error:
             return None
         return float(times.user + times.system)
+
+    @property
+    def starved_s(self) -> float:
+        """Returns the seconds for which its main thread could run and was given no core; 0 beyond Linux."""
+        try:
+            return int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[1]) / 1e9
+        except (OSError, IndexError):
+            return 0.0
 
     @property
     def hopeless(self) -> bool:
@@ -273,6 +285,7 @@ class Task:
         name: of the service, for its log.
         hopeless: it failed with an error of this package, which a restart would repeat.
         pid: None, because it has no process of its own; so is `cpu_s`.
+        starved_s: 0, likewise.
         stopping: its stop signal.
         ended: set at its end.
     """
@@ -281,6 +294,7 @@ class Task:
     hopeless: bool = field(default=False, init=False)
     pid: None = field(default=None, init=False)
     cpu_s: None = field(default=None, init=False)
+    starved_s: float = field(default=0.0, init=False)
     stopping: anyio.Event = field(default_factory=anyio.Event, init=False)
     ended: anyio.Event = field(default_factory=anyio.Event, init=False)
     _scope: anyio.CancelScope = field(default_factory=anyio.CancelScope, init=False)

@@ -40,6 +40,7 @@ class Part:
         starts: number of the present incarnation.
         started_at: when it began.
         cpu_s: CPU time that it had been given by `given_at`, while it started.
+        starved_s: time without a core until it answered last.
         failures: times of its failures within the period.
         way: how it failed last: its error with file and line, and what was trained by then; empty for no such error.
         alike: how often it has failed in this way, one time after the other.
@@ -58,6 +59,7 @@ class Part:
     started_at: float = 0.0
     cpu_s: float = 0.0
     given_at: float = 0.0
+    starved_s: float = 0.0
     failures: list[float] = field(default_factory=list)
     way: tuple[object, ...] = ()
     alike: int = 0
@@ -170,7 +172,7 @@ class ActiveRun:
         try:
             while self.is_wanted(part):
                 part.starts += 1
-                part.started_at, part.cpu_s, part.reported = self.clock(), 0.0, False
+                part.started_at, part.cpu_s, part.starved_s, part.reported = self.clock(), 0.0, 0.0, False
                 try:
                     incarnation = self.incarnation(part.name, part.starts)
                     part.hosted = await self.host.start(part.plan, incarnation, first=part.starts == 1)

@@ -35,7 +35,10 @@ from sparring.services.process.hosting import Process, group_cpu_s
 from sparring.services.supervision.active_run import ActiveRun, Part
 
 HANG_S = 9.0
-"""A service that has answered and then stays silent for this long is killed, so that a hang is found within 10 s."""
+"""A service that has answered and then stays silent for this long is killed, so that a hang is found within 10 s.
+
+On a machine that is too busy, the time for which it could run and was given no core does not count.
+"""
 
 MONITOR_HANG_S = 30.0
 """The same for the monitor, which no other service waits for and which runs at the lowest priority."""
@@ -50,6 +53,8 @@ WRITES_S = 10.0
 """The shortest time between two reports that a service cannot write."""
 
 _ANY_CPU_S: Final = 0.1
+_FRESH_S: Final = 2.0
+"""A heartbeat that is no older than this is on time."""
 
 LOOK_S = 0.5
 _PAUSE_S = 5.0
@@ -163,7 +168,9 @@ class Watchdog:
         if topic.heartbeat_age >= now - part.started_at:
             self._check_start(part, now, awake)
             return
-        since = min(topic.heartbeat_age, now - awake)
+        if topic.heartbeat_age < _FRESH_S:
+            part.starved_s = part.hosted.starved_s
+        since = min(topic.heartbeat_age, now - awake) - (part.hosted.starved_s - part.starved_s)
         if since > (HANG_S if part.name in self._active.topology.run.services else MONITOR_HANG_S):
             self._kill_silent(part, "hangs", since)
 

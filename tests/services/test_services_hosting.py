@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -100,6 +102,28 @@ async def test_service_that_finds_a_folder_in_place_of_a_file_is_not_restarted(t
     await task.run(work)
     assert task.hopeless
     assert await task.wait() == f"got a folder at {tmp_path}; expected a file; move it away"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
+async def test_process_that_shares_its_core_is_starved_for_some_time(tmp_path: Path) -> None:
+    core = usable_cores()[0]
+    burns = "began = time.process_time()\nwhile time.process_time() - began < 0.3: pass\n"
+    program = f"import os, time\nos.sched_setaffinity(0, [{core}])\ninput()\n{burns}print(flush=True)\ninput()"
+    popen = partial(subprocess.Popen, [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    started = [Process(popen(), tmp_path / "none") for _ in range(2)]
+    inputs, outputs = zip(*((one.process.stdin, one.process.stdout) for one in started), strict=True)
+    for step in ("burn", "end"):
+        for each in inputs:
+            each.write(b"\n")
+            each.flush()
+        if step == "burn":
+            assert [each.readline() for each in outputs] == [b"\n"] * 2
+            starved_s = sum(one.starved_s for one in started)
+    assert [await one.wait() for one in started] == ["", ""]
+    for each in (*inputs, *outputs):
+        each.close()
+    assert starved_s >= 0.2, "one runs while the other waits"
+    assert started[0].starved_s == 0.0, "it has ended"
 
 
 async def test_cpu_time_of_a_group_is_that_of_all_its_processes() -> None:

@@ -59,14 +59,18 @@ class FakeService:
     pid = None
     hopeless = False
 
-    def __init__(self, failure: str, share: float) -> None:
+    def __init__(self, failure: str, share: float = 0.0, starved: float = 0.0) -> None:
         self._failure = failure
-        self._share, self._began = share, anyio.current_time()
+        self._share, self._starved, self._began = share, starved, anyio.current_time()
         self._ended = anyio.Event()
 
     @property
     def cpu_s(self) -> float:
         return self._share * (anyio.current_time() - self._began)
+
+    @property
+    def starved_s(self) -> float:
+        return self._starved * (anyio.current_time() - self._began)
 
     async def wait(self) -> str:
         await self._ended.wait()
@@ -83,8 +87,8 @@ class FakeHost:
 
     topology: Topology | None = None
 
-    def __init__(self, failures: dict[str, str], share: float = 0.0) -> None:
-        self._share = share
+    def __init__(self, failures: dict[str, str], share: float = 0.0, starved: float = 0.0) -> None:
+        self._share, self._starved = share, starved
         self.starts: dict[str, list[float]] = {}
         self.latest: dict[str, FakeService] = {}
         self._failures = failures
@@ -97,7 +101,7 @@ class FakeHost:
 
     def _started(self, name: str) -> FakeService:
         self.starts.setdefault(name, []).append(anyio.current_time())
-        self.latest[name] = FakeService(self._failures.get(name, ""), self._share)
+        self.latest[name] = FakeService(self._failures.get(name, ""), self._share, self._starved)
         return self.latest[name]
 
 
@@ -184,7 +188,7 @@ class DrawingMonitor(FakeService):
     """A monitor that gets little CPU time for its curves."""
 
     def __init__(self) -> None:
-        super().__init__("", 0.0)
+        super().__init__("")
         self._killed = anyio.Event()
 
     async def wait(self) -> str:
@@ -355,6 +359,26 @@ async def test_hanging_learner_is_noticed_within_10_seconds(tmp_path: Path, hang
             with anyio.move_on_after(2 * NOTICED_S) as noticed:
                 await host.latest[name].wait()
             assert 8 < anyio.current_time() - (noticed.deadline - 2 * NOTICED_S) <= NOTICED_S
+            tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+async def test_silence_counts_only_while_a_service_is_given_a_core(tmp_path: Path) -> None:
+    """On a machine that is too busy, a restart would take from the others what it needs itself."""
+    name, host, hub = "learning-Goal", FakeHost({}, starved=0.9), MemoryHub()
+    learner = MemoryTransport(hub, start=f"{name}.1")
+    async with learner, MemoryTransport(hub, start="supervisor.1") as transport:
+        await learner.publisher(name)
+        supervisor = supervisor_of(topology_of(tmp_path), host, transport)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(supervisor.supervise)
+            await anyio.sleep(20)
+            learner.abandon()
+            with anyio.move_on_after(60):
+                await host.latest[name].wait()
+                pytest.fail("killed after a few seconds with a core")
+            with anyio.fail_after(60):
+                await host.latest[name].wait()
             tasks.cancel_scope.cancel()
 
 

@@ -100,6 +100,7 @@ class FakeWriter:
     """A process that saves a state now and then, until it hangs, fails or is killed."""
 
     pid = cpu_s = None
+    starved_s = 0.0
 
     def __init__(self, failure: str = "", *, hopeless: bool = False, alive_s: float = 1e9) -> None:
         self.killed_at: float | None = None

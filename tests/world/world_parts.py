@@ -46,6 +46,7 @@ class HostedService:
     """One incarnation of a service."""
 
     pid = cpu_s = None
+    starved_s = 0.0
 
     def __init__(self, world: World, plan: ServicePlan, start: str, *, first: bool) -> None:
         self.world, self.plan, self.start, self.first = world, plan, start, first
