@@ -78,8 +78,10 @@ def identity_of(found: os.stat_result) -> Identity:
 
 def present(folder: Path) -> dict[Identity, int]:
     """Returns the sizes of the files with the events of a run, and of its summary, as they are now."""
-    found = [path for pattern in ("*.json", "*.jsonl*", "logs/*.jsonl*") for path in folder.glob(pattern)]
-    return {identity_of(one): one.st_size for one in (path.stat() for path in found)}
+    with suppress(OSError):  # no folder can have this name, for example
+        found = [path for pattern in ("*.json", "*.jsonl*", "logs/*.jsonl*") for path in folder.glob(pattern)]
+        return {identity_of(one): one.st_size for one in (path.stat() for path in found)}
+    return {}
 
 
 class Lines:

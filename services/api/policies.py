@@ -186,6 +186,8 @@ class Policy:
         self, columns: Sequence[Array], masks: Sequence[Value], deterministic: bool, memory: Floats | None
     ) -> tuple[Chosen, Floats | None]:
         rows, carried = len(columns[0]), self._network.carried
+        if not hasattr(masks, "__len__"):
+            raise self._wrong(f"{shown(masks)} as masks", "those of each agent, or None for all")
         if len(masks) != rows:
             raise self._wrong(f"masks of {len(masks)} agents", f"{rows}, or None for all")
         before = np.zeros((rows, carried), np.float32)

@@ -25,8 +25,8 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Final, NoReturn
 
 from setproctitle import setproctitle
@@ -274,6 +274,28 @@ def serve(requests: socket.socket) -> list[str]:
         return [str(one) for one in request["arguments"]]
 
 
+@contextmanager
+def _ending_at_hangup(descriptor: int) -> Iterator[None]:
+    """Ends this process meanwhile as soon as the other end of a socket is closed, by a thread that is gone then."""
+    reader, writer = os.pipe()
+
+    def watch() -> None:
+        closed = select.poll()
+        closed.register(descriptor, 0)  # a hangup is reported anyway
+        closed.register(reader, 0)
+        if descriptor in dict(closed.poll()):
+            os._exit(0)
+
+    watching = threading.Thread(target=watch, name="supervisor")
+    watching.start()
+    try:
+        yield
+    finally:
+        os.close(writer)
+        watching.join()
+        os.close(reader)
+
+
 def _reap(writers: dict[int, int]) -> None:
     """Writes the exit statuses of the children that have ended; those of adopted ones are dropped."""
     with suppress(ChildProcessError):
@@ -295,8 +317,9 @@ def main(arguments: Sequence[str]) -> list[str]:
     """Runs the server; returns only in a child, with the arguments of its command."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when it ends
     resume_with_parent()
-    for module in arguments[1:]:
-        importlib.import_module(module)
+    with _ending_at_hangup(int(arguments[0])):
+        for module in arguments[1:]:
+            importlib.import_module(module)
     plugins.names(plugins.TRAINERS)  # children need not read the metadata of all installed packages
     gc.collect()
     gc.freeze()  # imported modules stay: a collection that visits them would copy their pages into each child

@@ -159,14 +159,14 @@ def _monitored(active: ActiveRun) -> dict[str, BehaviorSummary]:
 
 
 def _with_final_counts(active: ActiveRun, name: str, monitored: BehaviorSummary) -> BehaviorSummary:
-    """Replaces the monitor's counts by the final ones of coordination and the learner."""
+    """Replaces the monitor's counts by the final ones of coordination and the learner, where they have some."""
     run, learner = active.latest("coordination", RUN), active.latest(f"learning-{name}", LEARNER_STATE)
-    if run is None or learner is None or name not in run.step_counts:
+    if run is None or name not in run.step_counts:
         return monitored
+    if learner is not None:
+        monitored = dataclasses.replace(monitored, steps=learner.trained, updates=learner.updates)
     found = dataclasses.replace(
         monitored,
-        steps=learner.trained,
-        updates=learner.updates,
         step_counts=dataclasses.asdict(run.step_counts[name]),
         losses=run.losses[name],
         unaccounted=run.unaccounted.get(name) if run.final else None,

@@ -159,6 +159,8 @@ def test_what_cannot_be_run_is_refused_as_by_the_command(tmp_path: Path) -> None
         sparring.train({**GOAL, "engine": 1}, results_dir=tmp_path)
     with pytest.raises(sparring.SettingsError, match=r"got .*nothing.yaml: No such file"):
         sparring.train(tmp_path / "nothing.yaml", results_dir=tmp_path)
+    with pytest.raises(sparring.SettingsError, match="expected the name of a folder: at most 100 letters"):
+        sparring.train(GOAL, run_id="a" * 300, results_dir=tmp_path)
     (tmp_path / "goal").mkdir()
     (tmp_path / "goal" / "summary.json").write_text('{"status": "completed", "behaviors": {}}')
     with pytest.raises(sparring.SettingsError, match="got run id 'goal', which exists"):

@@ -207,6 +207,16 @@ class Unheard:
         return self._real.recv(most)
 
 
+def test_server_whose_supervisor_dies_during_its_imports_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "never_imported.py").write_text("import threading\n\nthreading.Event().wait()\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    made = ForkServer(["never_imported"])
+    made._socket.close()  # as the system does it for a process that dies
+    assert made._server.wait(60) == 0
+
+
 def test_process_that_its_supervisor_does_not_know_does_nothing(
     server: ForkServer, tmp_path: Path, lifeline: tuple[int, int]
 ) -> None:

@@ -282,18 +282,23 @@ async def test_training_that_no_checkpoint_holds_is_told(tmp_path: Path, monkeyp
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("learner", [True, False], ids=["learner", "no learner"])
 @pytest.mark.parametrize("final", [True, False])
 async def test_steps_are_compared_with_those_of_the_simulators_only_once_all_are_counted(
-    tmp_path: Path, final: bool
+    tmp_path: Path, final: bool, learner: bool
 ) -> None:
-    """A coordination that could not be restarted has not counted the last ones. No monitor has written anything."""
+    """A coordination that could not be restarted has not counted the last ones. No monitor has written anything.
+
+    Nor has the learner of a run that ended before it had begun.
+    """
     counts = StepCounts(produced=90, trained=80, ghost=0, stale=0, lost=10, open=0)
     run = dataclasses.replace(
         FINISHED, step_counts={"Goal": counts}, losses={"Goal": {"learning": 10}}, unaccounted={"Goal": 0}, final=final
     )
-    _, summary = await ended(tmp_path, {}, run, dataclasses.replace(state_of(""), trained=80))
+    _, summary = await ended(tmp_path, {}, run, dataclasses.replace(state_of(""), trained=80) if learner else None)
     assert summary is not None
     assert summary["behaviors"]["Goal"]["step_counts"] == dataclasses.asdict(counts)
+    assert summary["behaviors"]["Goal"]["losses"] == {"learning": 10}
     assert summary["behaviors"]["Goal"]["unaccounted"] == (0 if final else None)
 
 
