@@ -35,10 +35,9 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True, mode: int
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:
+        with open(temporary, "xb", buffering=0, opener=partial(os.open, mode=mode)) as file:
             put(file, data)
             if durable:
-                file.flush()
                 os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:

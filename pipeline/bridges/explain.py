@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from sparring.pipeline.bridges.spaces import Value
 
+_LARGEST: Final = float(np.finfo(np.float32).max)
 _OWN: Final = str(Path(sparring.__file__).parent)
 _LIBRARIES: Final = (sysconfig.get_path("stdlib"), "<frozen")
 _API: Final = ("/gymnasium/", "/pettingzoo/")
@@ -62,7 +63,7 @@ def number(reward: Value, area: int, agent: str = "") -> float:
 
     Raises:
         SpecError: it is no number.
-        NotFinite: it is NaN or infinite.
+        NotFinite: it is NaN, infinite, or too large for 32 bits.
     """
     try:
         if isinstance(reward, (str, bytes)):
@@ -74,6 +75,12 @@ def number(reward: Value, area: int, agent: str = "") -> float:
         raise _wrong(reward, _part("reward", area, agent), "a number") from error
     if not math.isfinite(found):
         raise not_finite(reward, _part("reward", area, agent))
+    if abs(found) > _LARGEST:
+        got, expected = (
+            f"{shown(reward)} as {_part('reward', area, agent)}",
+            f"at most {_LARGEST:.2g}, as 32 bits hold it",
+        )
+        raise NotFinite(got=got, expected=expected, remedy="find where the environment overflows")
     return found
 
 
@@ -142,10 +149,11 @@ def naming_code(method: Callable[Concatenate[_A, _P], _R]) -> Callable[Concatena
         except (SpecError, NotFinite, TypeError) as caught:
             error = _uncallable(call, caught) if isinstance(caught, TypeError) else caught
             owner = type(getattr(game.env, "unwrapped", game.env))
-            code = getattr(getattr(owner, call, None), "__code__", None)
+            wrong = "reset" if "reset()" in error.got else call  # a step may begin the next episode
+            code = getattr(getattr(owner, wrong, None), "__code__", None)
             if code is None or not _is_authors(code.co_filename):
                 raise
-            remedy = f"{error.remedy} ({call}() of {owner.__name__}, {code.co_filename}:{code.co_firstlineno})"
+            remedy = f"{error.remedy} ({wrong}() of {owner.__name__}, {code.co_filename}:{code.co_firstlineno})"
             raise type(error)(got=error.got, expected=error.expected, remedy=remedy) from caught
 
     return play

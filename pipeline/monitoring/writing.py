@@ -1,5 +1,6 @@
 """Handles a full disk: failed writes are logged and counted, and essential ones repeated up to a time limit."""
 
+import errno
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ COUNTER: Final = "writes_failed"
 """Counter of a service's failed writes."""
 
 _RETRY_S: Final = 0.5
+_NO_ROOM: Final = errno.ENOSPC, errno.EDQUOT
 _LOG_S: Final = 30.0
 
 
@@ -69,9 +71,10 @@ class Writing:
                 self.progress.waits(ALL, "room", DISK, text=f"room on the disk for {what}")
                 waited = True
                 if self.clock() - began >= limit_s:
+                    remedy = "free disk space" if error.errno in _NO_ROOM else "correct what is there"
                     raise DiskFull(
                         f"got {error} for {limit_s:g} s; expected to write {what}, without which the run cannot "
-                        "continue; free disk space, then continue with --resume"
+                        f"continue; {remedy}, then continue with --resume"
                     ) from error
             else:
                 if waited:

@@ -186,7 +186,7 @@ class Policy:
         self, columns: Sequence[Array], masks: Sequence[Value], deterministic: bool, memory: Floats | None
     ) -> tuple[Chosen, Floats | None]:
         rows, carried = len(columns[0]), self._network.carried
-        if not hasattr(masks, "__len__"):
+        if isinstance(masks, str) or not hasattr(masks, "__len__"):
             raise self._wrong(f"{shown(masks)} as masks", "those of each agent, or None for all")
         if len(masks) != rows:
             raise self._wrong(f"masks of {len(masks)} agents", f"{rows}, or None for all")
@@ -238,8 +238,10 @@ def load(
         CheckpointError: the checkpoint is damaged.
     """
     folder = Path(path)
-    if not folder.is_file():
-        folder = Path(results_dir, folder) if folder.suffix == ".onnx" else find(path, Path(results_dir))
+    if folder.suffix != ".onnx":
+        folder = find(path, Path(results_dir))
+    elif not folder.is_file():
+        folder = Path(results_dir, folder)
     network: Network = _Model(folder) if folder.suffix == ".onnx" else _Checkpoint(_found(folder, behavior), seed)
     if env is None:
         return Policy(network, None)

@@ -15,6 +15,7 @@ from sparring.pipeline.demonstrations.episodes import RecordingError
 from sparring.pipeline.demonstrations.library import files_of, read_any
 from sparring.pipeline.errors import FAILED, SettingsError
 from sparring.pipeline.learning.settings import Hyperparameters
+from sparring.pipeline.monitoring.logs import printable
 from sparring.pipeline.settings import Settings, SimulatorSettings, no_device, not_here, read, without_effect
 from sparring.pipeline.settings.model import BehaviorSettings
 from sparring.services.commands import tryout
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         loaded = read(args.config, assigned=args.assigned)
     except SettingsError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{printable(str(error))}\n")
         return FAILED
     settings = loaded.settings
     if problems := [*exposed(settings, insecure=args.insecure), *keys_unusable(settings), *long_paths(settings)]:
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     lines = [*summary(settings, insecure=args.insecure), *(f"notice: {notice}" for notice in loaded.notices)]
     missing = any(line.startswith(("not found: ", tryout.REFUSED)) for line in [*lines, *described])
     verdict = "it cannot run here" if missing else "valid"
-    sys.stdout.write("\n".join([f"{args.config}: {verdict}", *lines, *described]) + "\n")
+    sys.stdout.write(printable("\n".join([f"{args.config}: {verdict}", *lines, *described])) + "\n")
     return FAILED if missing else 0
 
 

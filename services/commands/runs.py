@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -165,8 +165,9 @@ def find(run: str | Path, results_dir: Path) -> Path:
         SettingsError: neither exists.
     """
     for folder in (Path(run), results_dir / run):
-        if folder.is_dir():
-            return folder
+        with suppress(OSError):  # no folder can have this name, for example
+            if folder.is_dir():
+                return folder
     known = sorted(folder.name for folder in results_dir.iterdir() if folder.is_dir()) if results_dir.is_dir() else []
     raise SettingsError(
         f"got run {str(run)!r}; expected a folder, or one of the runs in {results_dir}: "

@@ -18,7 +18,7 @@ from typing import Final
 import yaml
 
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.files import Json, write_atomically
+from sparring.pipeline.files import Json, put, write_atomically
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.summary import STATUSES, Status
 from sparring.pipeline.settings import Settings, no_device, not_here, read, without_effect
@@ -326,18 +326,17 @@ def locked(directory: Path) -> Iterator[None]:
     Raises:
         SettingsError: another process holds it.
     """
-    with (directory / _LOCK_FILE).open("a+") as file:
+    with (directory / _LOCK_FILE).open("a+b", buffering=0) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             file.seek(0)
             raise SettingsError(
-                f"got {directory}, which the process {file.read().strip() or 'of another run'} is writing; expected a "
+                f"got {directory}, which the process {file.read().decode() or 'of another run'} is writing; expected a "
                 "run that has ended; stop that process and wait for its end, or choose another --run-id"
             ) from error
         file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+        put(file, str(os.getpid()).encode())
         yield
 
 

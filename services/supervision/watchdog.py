@@ -110,7 +110,8 @@ class Watchdog:
                     self._judge(name, metrics, now)
             self._check_simulators(now)
             self._stalls.sinks = active.topology.run.sinks
-            self._check_progress(self._stalls.look(now), now)
+            if not active.over.is_set():  # parts that are being stopped wait for each other
+                self._check_progress(self._stalls.look(now), now)
 
     def _judge(self, name: str, metrics: Metrics, now: float) -> None:
         """Adds the numbers of a service to those that show stalls, unless an incarnation that died published them."""

@@ -169,6 +169,36 @@ async def test_stall_beyond_the_budget_ends_the_run_with_its_cause_and_newest_ch
 
 
 @pytest.mark.anyio
+async def test_run_that_is_being_stopped_does_not_stall(tmp_path: Path) -> None:
+    """Its parts wait for each other until their time to stop is over."""
+    released = anyio.Event()
+    with capture_logs() as lines:
+        async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+            supervisor, host = await supervised(
+                tasks,
+                stack,
+                tmp_path,
+                hanging_learner(3, released, shielded=True),
+                stall_timeout_s=TIMEOUT_S,
+                stop_timeout_s=4 * TIMEOUT_S,
+                stalls={"budget": 0},
+                max_steps=10**6,
+            )
+
+            async def stop() -> None:
+                await play(host, tasks)
+                await anyio.sleep(TIMEOUT_S / 2)
+                supervisor.active.end("stopped")
+
+            tasks.start_soon(stop)
+            await supervisor.supervise()
+            released.set()
+            tasks.cancel_scope.cancel()
+    assert [line["part"] for line in lines if line["event"] == "stopped_by_force"] == ["learning-Goal"]
+    assert not [line for line in lines if line["event"] in ("stalled", "run_stalled")]
+
+
+@pytest.mark.anyio
 async def test_late_simulators_are_reported_and_do_not_end_the_run(tmp_path: Path) -> None:
     with capture_logs() as lines:
         async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:

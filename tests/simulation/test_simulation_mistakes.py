@@ -104,6 +104,7 @@ def test_what_a_gymnasium_environment_returns_is_checked() -> None:
         ((ZERO, "good", False, False, {}), r"got 'good' \(str\) as reward of area 0; expected a number"),
         ((ZERO, None, False, False, {}), r"got None \(NoneType\) as reward of area 0; expected a number"),
         ((ZERO, 10**400, False, False, {}), r"\(int\) as reward of area 0; expected finite numbers"),
+        ((ZERO, -1e300, False, False, {}), r"got -1e\+300 \(float\) as reward of area 0; expected at most 3.4e\+38"),
         ((ZERO, "1", False, False, {}), r"got '1' \(str\) as reward of area 0; expected a number"),
         ((ZERO, 0.0, None, False, {}), r"got None \(NoneType\) as terminated of area 0; expected True or False"),
         ((ZERO, 0.0, False, "no", {}), r"got 'no' \(str\) as truncated of area 0; expected True or False"),
@@ -160,6 +161,16 @@ def test_number_that_is_not_finite_is_no_mistake_for_ever_and_is_named_with_the_
     game.reset({}, 0)
     line = Returns.step.__code__.co_firstlineno
     with pytest.raises(NotFinite, match=rf"{got}.*divides by zero.* \(step\(\) of Returns, {__file__}:{line}\)$"):
+        game.step(chosen("a?team=0", 0))
+
+
+def test_mistake_of_a_reset_within_a_step_is_named_with_the_reset() -> None:
+    env = Returns((ZERO, {}), (ZERO, 0.0, True, False, {}))
+    game = GymnasiumGame("a", [env])
+    game.reset({}, 0)
+    env.begun = ZERO
+    line = Returns.reset.__code__.co_firstlineno
+    with pytest.raises(SpecError, match=rf"from reset\(\).* \(reset\(\) of Returns, {__file__}:{line}\)$"):
         game.step(chosen("a?team=0", 0))
 
 
