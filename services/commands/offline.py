@@ -99,13 +99,18 @@ class _Offline:
         """Trains until `max_steps` or a stop, and saves the weights."""
         learner, behavior = self._learner, self._behavior
         shown, saved, began = learner.trained, learner.trained, time.time()
-        means: dict[str, list[float]] = {}
+        means, skipped = dict[str, list[float]](), 0
         while not learner.done and not self._stop.is_set():
-            for name, value in learner.update_offline().statistics.items():
+            report = learner.update_offline()
+            for name, value in report.statistics.items():
                 means.setdefault(name, []).append(value)
+            skipped += report.skipped
             if learner.done or learner.trained - shown >= behavior.summary_freq:
                 self._show(shown, began, {name: sum(found) / len(found) for name, found in means.items()})
-                shown, began, means = learner.trained, time.time(), {}
+                if skipped:
+                    cause = "loss or gradient not finite"
+                    logs.get().warning("minibatches_skipped", behavior=self._name, count=skipped, cause=cause)
+                shown, began, means, skipped = learner.trained, time.time(), {}, 0
             if not learner.done and learner.trained - saved >= behavior.steps_between_checkpoints:
                 saved = learner.trained
                 self._save()

@@ -186,6 +186,16 @@ def test_command_trains_without_a_simulator_and_continues(tmp_path, monkeypatch,
     assert json.loads((folder / "summary.json").read_text())["behaviors"]["Test"]["steps"] == 900
 
 
+def test_command_says_that_it_skips_what_is_not_finite(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    huge = "offline: {demo_path: demos}\n    reward_signals: {extrinsic: {strength: 1.0e+30, gamma: 0.9}}"
+    status, folder = run(tmp_path, **SAC | {"data": huge})
+    assert status == 0
+    lines = [json.loads(line) for line in (folder / "logs" / "supervisor.jsonl").read_text().splitlines()]
+    skipped = [line for line in lines if line["event"] == "minibatches_skipped"]
+    assert [(line["behavior"], line["count"]) for line in skipped] == [("Test", count) for count in (28, 28, 19)]
+
+
 def test_command_that_is_stopped_before_its_first_interval_saves_the_weights(tmp_path, monkeypatch):
     update, stop = Learner.update_offline, []
 
