@@ -24,6 +24,8 @@ _SIMULATORS_S: Final = 5.0
 _MONITOR_LIMITS: Final = 3
 """The monitor draws curves at the lowest priority, which takes long on a busy machine."""
 _KILLED_S: Final = 5.0
+_SHOWN_S: Final = 5.0
+"""A stop takes no longer than this without a word."""
 
 
 async def stop_in_order(active: ActiveRun) -> None:
@@ -56,7 +58,11 @@ async def _stop(active: ActiveRun, names: list[str], limit_s: float, reported_by
         part.stopping = True
         if part.hosted is not None and ask:
             part.hosted.stop()
-    await _wait_until_ended(parts, limit_s)
+    await _wait_until_ended(parts, min(limit_s, _SHOWN_S))
+    if slow := [part for part in parts if not part.ended.is_set()]:
+        names = [part.name for part in slow]
+        active.log.info("waiting_for", parts=names, at_most_s=round(limit_s), notice=limit_s > _SHOWN_S)
+        await _wait_until_ended(slow, limit_s - _SHOWN_S)
     copied = [part for part in parts if getattr(part.hosted, "copying", False)]  # from another machine
     await _wait_until_ended(copied, _COPYING_S)
     late = [part for part in parts if not part.ended.is_set()]

@@ -219,6 +219,8 @@ async def test_monitor_has_time_to_draw_its_curves_on_a_busy_machine(tmp_path: P
         with structlog.testing.capture_logs() as lines:
             assert await supervisor_of(topology_of(tmp_path), DrawingHost({}), transport).supervise() == "completed"
     assert not [line for line in lines if line["event"] == "stopped_by_force"]
+    (waiting,) = [line for line in lines if line["event"] == "waiting_for"]
+    assert (waiting["parts"], waiting["at_most_s"], waiting["notice"]) == (["monitor"], 60, True)
 
 
 @pytest.mark.anyio
