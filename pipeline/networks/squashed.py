@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 
 from sparring.pipeline.networks.actor import LOGIT_GAINS, MEAN_GAINS, Actor, Choices, OnnxGraph, Sampler
 from sparring.pipeline.networks.distributions import ActionSampler, Source
@@ -25,12 +26,7 @@ LOG_SIGMA: Final = (-20.0, 2.0)
 """Range of the logarithm of standard deviations (the authors' code, and ML-Agents)."""
 
 _LOG_2PI: Final = math.log(2 * math.pi)
-_LEAST_SLOPE: Final = 1e-6
-"""Added to the slope of tanh, as in the authors' code (ML-Agents: 1e-7).
-
-Without it, the density of an action at its bounds grows without end in u: the entropy then keeps a policy away from the
-bounds, where the best actions of many bodies are, and HalfCheetah is learned more slowly (docs/sac.md).
-"""
+_LOG_2: Final = math.log(2)
 
 
 class SquashedActor(Actor):
@@ -82,7 +78,8 @@ class SquashedActor(Actor):
 def squash(means_BC: Tensor, log_sigma_BC: Tensor, noise_BC: Tensor) -> tuple[Tensor, Tensor]:
     """Returns actions [B, C] and the log-probability [B] of each row's; both can be differentiated.
 
-    `log p(a) = log N(u) - log (1 - tanh(u)^2 + 1e-6)` for `a = tanh(u)` (appendix C, and the authors' code).
+    `log p(a) = log N(u) - log (1 - tanh(u)^2)` for `a = tanh(u)` (appendix C); the logarithm of the slope is
+    `2 (log 2 - u - softplus(-2 u))`, which is finite for every u.
 
     Args:
         means_BC: of the Gaussian.
@@ -91,8 +88,8 @@ def squash(means_BC: Tensor, log_sigma_BC: Tensor, noise_BC: Tensor) -> tuple[Te
     """
     raw_BC = means_BC + noise_BC * log_sigma_BC.exp()
     gaussian_BC = -0.5 * (noise_BC.square() + _LOG_2PI) - log_sigma_BC
-    actions_BC = raw_BC.tanh()
-    return actions_BC, (gaussian_BC - (1 + _LEAST_SLOPE - actions_BC.square()).log()).sum(1)
+    slope_BC = 2 * (_LOG_2 - raw_BC - softplus(-2 * raw_BC))
+    return raw_BC.tanh(), (gaussian_BC - slope_BC).sum(1)
 
 
 class SquashedSampler:
@@ -120,7 +117,6 @@ class SquashedSampler:
         if not deterministic:
             noise_BC = source.standard_normal(means_BC.shape, head.dtype.type)
         raw_BC = means_BC + noise_BC * np.exp(log_sigma_BC)
+        slope_BC = 2 * (_LOG_2 - raw_BC - np.logaddexp(0, -2 * raw_BC))
         gaussian_BC = -0.5 * (noise_BC * noise_BC + _LOG_2PI) - log_sigma_BC
-        actions_BC = np.tanh(raw_BC)
-        slope_BC = np.log(1 + _LEAST_SLOPE - actions_BC * actions_BC)
-        return actions_BC, discrete, log_prob + (gaussian_BC - slope_BC).sum(1, dtype=head.dtype)
+        return np.tanh(raw_BC), discrete, log_prob + (gaussian_BC - slope_BC).sum(1, dtype=head.dtype)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -81,22 +79,9 @@ def test_log_probability_is_that_of_the_squashed_gaussian_and_finite_at_its_limi
     means, log_sigmas, noise = (torch.randn(50, 3, generator=source, dtype=torch.float64) for _ in range(3))
     actions, log_prob = squash(means, log_sigmas, noise)
     plain = TransformedDistribution(Normal(means, log_sigmas.exp()), TanhTransform())
-    slopes = 1 - actions.square()
-    bounded = plain.log_prob(actions) + slopes.log() - (slopes + 1e-6).log()
-    torch.testing.assert_close(log_prob, bounded.sum(1), rtol=1e-6, atol=1e-6)
-    middle = (actions.abs() < 0.99).all(1)
-    torch.testing.assert_close(log_prob[middle], plain.log_prob(actions).sum(1)[middle], rtol=0, atol=2e-4)
-
-
-def test_density_of_actions_at_their_bounds_is_limited():
-    """The entropy does not keep the policy from them: it is the same there for every mean."""
-    means = torch.tensor([[20.0], [500.0], [-500.0]], requires_grad=True)
-    actions, log_prob = squash(means, torch.zeros(3, 1), torch.ones(3, 1))
-    assert actions.abs().tolist() == [[1.0]] * 3
-    expected = torch.full((3,), -0.5 - 0.5 * math.log(2 * math.pi) - math.log(1e-6))
-    torch.testing.assert_close(log_prob, expected, rtol=0, atol=0.1)
-    log_prob.sum().backward()
-    assert means.grad.abs().max() == 0
+    torch.testing.assert_close(log_prob, plain.log_prob(actions).sum(1), rtol=1e-6, atol=1e-6)
+    _, far = squash(torch.full((1, 1), 500.0), torch.zeros(1, 1), torch.ones(1, 1))
+    assert torch.isfinite(far).all()
 
 
 @pytest.mark.parametrize("kind", ACTIONS)
