@@ -127,10 +127,10 @@ class Watchdog:
         These are the standard error of all parts, and the logs of Unity players.
         """
         bounds, folder = self._settings.logs, self._active.topology.run.directory
-        began = await anyio.to_thread.run_sync(_identity, folder)
+        began = _identity(folder)
         while True:
             await anyio.sleep(_TRIM_S)
-            if await anyio.to_thread.run_sync(_identity, folder) != began:
+            if _identity(folder) != began:
                 got = f"got no folder {folder} any more: it was removed or replaced while the run wrote to it"
                 self._active.fail(f"{got}; expected it to stay until the end; start the run again")
                 return

@@ -206,7 +206,8 @@ async def test_writer_that_a_restart_cannot_repair_is_given_up(tmp_path: Path) -
 async def test_end_waits_for_a_writer_no_longer_than_its_limit_and_counts_what_is_left(
     tmp_path: Path, make_interval: Make
 ) -> None:
-    (tmp_path / "summary.json").write_text("{}")
+    for name in ("run.json", "summary.json"):
+        (tmp_path / name).write_text("{}")
     write_lines(tmp_path, make_interval, 1000, 2000)
     with structlog.testing.capture_logs() as lines:
         async with anyio.create_task_group() as tasks:
