@@ -76,7 +76,7 @@ def _identity(folder: Path) -> int:
     """Returns the number of a folder on its disk; 0 where there is none."""
     try:
         return folder.stat().st_ino
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return 0
 
 
