@@ -143,6 +143,8 @@ def test_run_with_several_behaviors_needs_the_name_of_one(tmp_path: Path) -> Non
         sparring.load("nowhere", results_dir=tmp_path / "results")
     with pytest.raises(SettingsError, match=r"got .*nowhere.onnx, which is no file"):
         sparring.load("nowhere.onnx", results_dir=tmp_path / "results")
+    with pytest.raises(SettingsError, match=f"got run '{'a' * 300}'; expected a folder, or one"):
+        sparring.load("a" * 300, results_dir=tmp_path / "results")  # no file can have such a name
 
 
 def test_foreign_or_damaged_onnx_file_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import math
 import os
 import pty
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,6 +187,13 @@ def test_curves_are_a_png(make_interval: Make) -> None:
     lines.append(make_interval(step=30, reward=None, reward_deviation=None, lag_mean=None).plain())
     picture = curves.picture(curves.lineages(lines), "run $1")
     assert picture.startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_curves_do_not_depend_on_the_windows_of_the_user() -> None:
+    code = "from sparring.pipeline.monitoring import pictures; print(pictures.png(pictures.figure(1, 1))[1:4])"
+    environment = os.environ | {"MPLBACKEND": "nowhere"}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert (found.returncode, found.stdout) == (0, "b'PNG'\n"), found.stderr
 
 
 def titles(monkeypatch: Patch, intervals: list[Interval]) -> list[str]:

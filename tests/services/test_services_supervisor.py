@@ -184,6 +184,25 @@ async def test_simulator_that_does_not_end_is_killed(tmp_path: Path) -> None:
     assert simulator.killed
 
 
+@pytest.mark.anyio
+async def test_simulators_are_waited_for_once_stepping_listens(tmp_path: Path) -> None:
+    """Whoever starts one when the run says so finds an address at which somebody listens."""
+    async with (
+        MemoryTransport(hub := MemoryHub(), start="stepping-0.1") as own,
+        MemoryTransport(hub, start="supervisor.1") as transport,
+        anyio.create_task_group() as tasks,
+    ):
+        supervisor = supervisor_of(topology_of(tmp_path), FakeHost({}), transport)
+        with structlog.testing.capture_logs() as lines:
+            tasks.start_soon(supervisor.supervise)
+            await anyio.sleep(30)
+            assert "waiting_for_simulators" not in [line["event"] for line in lines]
+            (await own.publisher("stepping-0")).publish(STEPPING_STATE, LISTENING)
+            await anyio.sleep(5)
+            assert "waiting_for_simulators" in [line["event"] for line in lines]
+            supervisor.active.end("stopped")
+
+
 class DrawingMonitor(FakeService):
     """A monitor that gets little CPU time for its curves."""
 

@@ -66,6 +66,16 @@ def test_an_invalid_file_gives_status_1_and_all_problems_on_stderr(
     assert [line.split(": ")[0] for line in err.splitlines()] == [f"2 problems in {path}", f"{path}:2", f"{path}:3"]
 
 
+@pytest.mark.parametrize("text", ['"a\\x1b[2J": {}', '{behaviors: {"a\\x1b[2J": {}}}'])
+def test_control_characters_of_a_file_do_not_reach_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    sparring(["check", _file(tmp_path, text)])
+    out, err = capsys.readouterr()
+    assert "a\\x1b[2J" in out + err
+    assert "\x1b" not in out + err
+
+
 @pytest.mark.parametrize(
     ("text", "key", "most"),
     [
