@@ -25,7 +25,8 @@ def test_a_run_survives_the_deaths_of_nodes(
 ) -> None:
     """Parts are placed again, the learner continues from its newest checkpoint, and every step is accounted for.
 
-    What died with a node is lost; that is nothing where the newest checkpoint held all that simulators had reported.
+    What died with a node is lost. Where all parts die together, the newest checkpoint may hold all that simulators had
+    reported.
     """
     with nodes(workers, cpus) as cluster:
         run = ClusterRun(tmp_path, cluster.address, steps=10_000_000, behavior=behavior)
@@ -44,6 +45,7 @@ def test_a_run_survives_the_deaths_of_nodes(
     found = run.summary()["behaviors"]["Balance"]
     assert "placed" in run.text()
     check_balance(found["step_counts"])
+    assert found["step_counts"]["lost"] > 0 or workers == 1
     assert found["unaccounted"] in (None, 0)
     assert Path(found["checkpoint"]).is_dir()
     assert found["step_counts"]["trained"] == int(found["checkpoint"].rpartition("-")[2])
