@@ -20,12 +20,19 @@
 A message states what was got, what was expected and what to try.
 """
 
+import contextlib
 import difflib
+import errno
+import signal
 from collections.abc import Iterable
 from typing import Final
 
 NOTICE: Final = "notice: "
 """The beginning of a line on a simulator's standard error that the run shows to its user."""
+
+
+_NO_FILE: Final = errno.ENXIO, errno.ELOOP
+"""Of a named pipe, a socket or a device (`files.regular`), and of a link to itself."""
 
 
 class SparringError(Exception):
@@ -146,13 +153,24 @@ def described(failure: BaseException) -> str:
 
 
 def first_failure(failure: BaseException) -> BaseException:
-    """Returns the first failure inside nested groups; a folder in place of a file, or the reverse, is explained."""
+    """Returns the first failure inside nested groups; what has the place of a file, or of a folder, is explained."""
     while isinstance(failure, BaseExceptionGroup):
         failure = failure.exceptions[0]
     if isinstance(failure, IsADirectoryError | NotADirectoryError):  # a restart would repeat it
         found, expected = ("folder", "file") if isinstance(failure, IsADirectoryError) else ("file", "folder")
         return ServiceError(f"got a {found} at {failure.filename}; expected a {expected}; move it away")
+    if isinstance(failure, OSError) and failure.errno in _NO_FILE and failure.filename:
+        return ServiceError(f"got {failure.filename}: {failure.strerror}; expected a file; move it away")
     return failure
+
+
+def how_ended(status: int) -> str:
+    """Returns how a process ended, given its exit status, or a signal below 0."""
+    if status >= 0:
+        return f"exit status {status}"
+    with contextlib.suppress(ValueError):  # real-time signals have no names
+        return f"signal {signal.Signals(-status).name}"
+    return f"signal {-status}"
 
 
 def install_command(extra: str = "") -> str:

@@ -1,13 +1,54 @@
 """Writes files so that they are either complete or absent."""
 
+import errno
 import os
 import secrets
+import shutil
+import stat
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from sparring.pipeline.errors import SettingsError
+
 Json = Any
 """A value of a parsed JSON or YAML document whose content its reader has not checked yet."""
+
+
+def regular(path: Path) -> Path:
+    """Returns the path of a file of a run that is about to be opened, which a named pipe would block forever.
+
+    Raises:
+        OSError: what is there is neither a file nor a folder.
+    """
+    with suppress(FileNotFoundError):
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a folder has an error of its own
+            raise OSError(errno.ENXIO, "Not a regular file", str(path))
+    return path
+
+
+def copy_folder(source: Path, target: Path, *ignored: str) -> None:
+    """Copies a folder into another, without files whose names match one of the patterns, and without broken links.
+
+    Raises:
+        SettingsError: something cannot be read, or there is no room.
+        OSError: likewise, of the folders themselves.
+    """
+    try:
+        shutil.copytree(
+            source,
+            target,
+            ignore=shutil.ignore_patterns(*ignored),
+            ignore_dangling_symlinks=True,
+            dirs_exist_ok=True,
+        )
+    except shutil.Error as error:  # a list of all of them
+        raise SettingsError(
+            f"got {source}, which cannot be copied ({error.args[0][0][2]}); expected files that can be read, and room "
+            "for a copy; mend that"
+        ) from error
 
 
 def put(file: BinaryIO, data: bytes) -> None:
@@ -53,7 +94,7 @@ def append(path: Path, data: bytes) -> int:
     Raises:
         OSError: the disk is full or the folder cannot be written; the file is unchanged.
     """
-    with path.open("ab", buffering=0) as file:
+    with regular(path).open("ab", buffering=0) as file:
         before = file.tell()
         try:
             put(file, data)

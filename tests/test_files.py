@@ -9,13 +9,43 @@ from typing import BinaryIO
 
 import pytest
 
-from sparring.pipeline import files
+from sparring.pipeline import errors, files
 
 
 def full(file: BinaryIO, data: bytes) -> None:
     """Writes half of the data, as a disk that becomes full does."""
     file.write(data[: len(data) // 2])
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_named_pipe_is_no_file_of_a_run_and_blocks_nothing(tmp_path: Path) -> None:
+    pipe, missing = tmp_path / "pipe", tmp_path / "missing"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="Not a regular file") as raised:
+        files.append(pipe, b"line")
+    assert str(errors.first_failure(raised.value)) == f"got {pipe}: Not a regular file; expected a file; move it away"
+    assert files.regular(missing) == missing
+    assert files.regular(tmp_path) == tmp_path, "whoever opens it is told that it is a folder"
+
+
+def test_folder_is_copied_without_broken_links_and_a_pipe_in_it_is_named(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "file").write_text("content")
+    (source / "lock").touch()
+    (source / "broken").symlink_to("nowhere")
+    files.copy_folder(source, tmp_path / "copy", "lock")
+    assert [path.name for path in (tmp_path / "copy").iterdir()] == ["file"]
+    os.mkfifo(source / "pipe")
+    with pytest.raises(errors.SettingsError, match=r"which cannot be copied \(`.*pipe` is a named pipe\)"):
+        files.copy_folder(source, tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("status", "text"), [(0, "exit status 0"), (3, "exit status 3"), (-9, "signal SIGKILL"), (-35, "signal 35")]
+)
+def test_end_of_a_process_is_told(status: int, text: str) -> None:
+    assert errors.how_ended(status) == text
 
 
 def test_append_writes_a_line_completely_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,14 +5,14 @@ status and the last lines of its log.
 """
 
 import shlex
-import signal
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from sparring.pipeline.errors import ExplainedError, SettingsError
+from sparring.pipeline.errors import ExplainedError, SettingsError, how_ended
+from sparring.pipeline.files import regular
 
 Phase = Literal["not started", "launched", "connected", "initialized", "first reset", "stepping"]
 """The stages of a player's start, in order."""
@@ -91,7 +91,7 @@ class PlayerProgram:
         if self._log is None:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL)
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("wb") as log:
+        with regular(self._log).open("wb") as log:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     @property
@@ -113,7 +113,7 @@ class PlayerProgram:
         if process is None or not _ended(process, wait_s):
             return
         status = process.returncode
-        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        how = how_ended(status)
         if orderly or not status:
             what, remedy = orderly or ORDERLY_END, "keep it running: it was closed, or quit by itself; see its log"
         else:
@@ -166,7 +166,7 @@ class PlayerProgram:
 
 def _last_lines(log: Path) -> list[str]:
     try:
-        with log.open("rb") as file:
+        with regular(log).open("rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
             text = file.read().decode(errors="replace")
     except OSError:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
 from sparring.pipeline.compliance.steps import Finding, explained, failed
-from sparring.pipeline.errors import CodecError, ExplainedError, ProtocolError
+from sparring.pipeline.errors import CodecError, ExplainedError, ProtocolError, how_ended
 from sparring.pipeline.messages.codec import SIMULATORS, FrameReader, to_bytes
 from sparring.pipeline.messages.conversation import Conversation
 from sparring.pipeline.messages.simulator import Bye, Fault, Ping, Pong, SimulatorMessage
@@ -103,7 +103,7 @@ class SimulatorProcess:
             return None
         if not status:
             return None if status is None else ""
-        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        how = how_ended(status)
         printed = self.printed()
         return f"{how}: {printed}" if printed else how
 

@@ -15,6 +15,7 @@ from sparring.pipeline.coordination.ledger import SimulatorTotals, StepLedger
 from sparring.pipeline.coordination.lessons import Change, Lessons, WeightsUpdate
 from sparring.pipeline.coordination.opponents import Tournament
 from sparring.pipeline.errors import ServiceError
+from sparring.pipeline.files import regular
 from sparring.pipeline.messages import state as records
 from sparring.pipeline.messages.channels import LESSONS
 from sparring.pipeline.messages.incarnations import service_of
@@ -267,7 +268,7 @@ def read_state(path: Path) -> SavedState | None:
     if not path.exists():
         return None
     try:
-        return SAVED.validate_json(path.read_bytes())
+        return SAVED.validate_json(regular(path).read_bytes())
     except OSError as error:
         raise ServiceError(
             f"got {path}, which cannot be read ({error.strerror}); expected the step counts of this run; correct its "

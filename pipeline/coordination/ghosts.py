@@ -17,7 +17,7 @@ from safetensors.numpy import load, save
 from sparring.pipeline.coordination.opponents import ExternalOpponent, Tournament
 from sparring.pipeline.coordination.self_play import SelfPlay
 from sparring.pipeline.errors import ServiceError
-from sparring.pipeline.files import append, write_atomically
+from sparring.pipeline.files import append, regular, write_atomically
 from sparring.pipeline.messages.channels import ghost_topic
 from sparring.pipeline.messages.matches import RatedLearner, Rating, Results
 from sparring.pipeline.messages.state import PolicyWeights
@@ -73,7 +73,7 @@ class Snapshots:
         """
         path = self.path(name, version)
         try:
-            arrays = dict(sorted(load(path.read_bytes()).items()))  # safetensors gives them in any order
+            arrays = dict(sorted(load(regular(path).read_bytes()).items()))  # safetensors gives them in any order
             with safe_open(path, "np") as file:
                 noted = file.metadata() or {}
         except (OSError, ValueError, SafetensorError) as error:
@@ -195,7 +195,7 @@ class Ghosts:
         if _size(self._matches) < self._written <= _size(self._former):  # rotated after that state was written
             self._former.replace(self._matches)
         if _size(self._matches) > self._written:
-            with self._matches.open("r+b") as file:
+            with regular(self._matches).open("r+b") as file:
                 file.truncate(self._written)
         self._written = _size(self._matches)
 

@@ -15,6 +15,7 @@ import numpy as np
 from sparring.pipeline import plugins
 from sparring.pipeline.coordination.settings import Candidate, OpponentSampling, SelfPlaySettings
 from sparring.pipeline.errors import ServiceError
+from sparring.pipeline.files import regular
 from sparring.pipeline.messages.matches import NO_TEAM, Matchup, MatchupAssignment, Results, one_by_one
 from sparring.pipeline.specs import BehaviorId
 
@@ -39,7 +40,7 @@ class ExternalOpponent:
 def opponents_of(directory: Path) -> dict[str, list[ExternalOpponent]]:
     """Returns the external opponents in the folder of a run, by behavior name, in the order of their numbers."""
     path = directory / OPPONENTS_FILE
-    known = json.loads(path.read_text()) if path.exists() else {}
+    known = json.loads(regular(path).read_text()) if path.exists() else {}
     return {
         name: [ExternalOpponent(label, one["weight"], one["script"]) for label, one in own.items()]
         for name, own in known.items()

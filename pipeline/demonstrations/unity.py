@@ -60,6 +60,7 @@ from sparring.pipeline.bridges.unity.actions import action_spec
 from sparring.pipeline.bridges.unity.messages import parsed
 from sparring.pipeline.bridges.unity.observations import SensorReader, arrays, decoded, sensors
 from sparring.pipeline.demonstrations.episodes import Arrays, DemoActions, Pairing, Recording, RecordingError
+from sparring.pipeline.files import regular
 from sparring.pipeline.specs import ActionSpec, Array, BehaviorId, BehaviorSpec, SpecError
 
 FORCED: Final = "set by demo_actions"
@@ -101,7 +102,7 @@ def read(path: Path, *, actions: DemoActions = "auto") -> Recording:
             generation, or a library that reads it is missing.
     """
     try:
-        return _recording(path.read_bytes(), path.stem, actions)
+        return _recording(regular(path).read_bytes(), path.stem, actions)
     except UnreadableData as error:
         expected = error.expected if isinstance(error, UnknownPairing) else _WHOLE
         raise RecordingError(got=f"{path}: {error}", expected=expected, remedy=error.remedy) from error

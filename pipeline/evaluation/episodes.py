@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from sparring.pipeline.demonstrations import episodes as recordings
-from sparring.pipeline.files import write_atomically
+from sparring.pipeline.files import regular, write_atomically
 from sparring.pipeline.messages.segments import Episodes, Segments
 from sparring.pipeline.networks.arrays import to_environment
 from sparring.pipeline.networks.settings import ACTION_LIMIT
@@ -104,7 +104,7 @@ def read_episodes(path: Path) -> dict[str, Array]:
     """Returns the columns of a table that `write_episodes` wrote; none without a file."""
     if not path.exists():
         return {}
-    with path.open(newline="") as file:
+    with regular(path).open(newline="") as file:
         header, *rows = csv.reader(file)
     return {name: np.array([row[at] for row in rows], COLUMNS.get(name, np.int64)) for at, name in enumerate(header)}
 

@@ -28,7 +28,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from sparring.pipeline.errors import CheckpointError
-from sparring.pipeline.files import Json, sync_folder, write_atomically
+from sparring.pipeline.files import Json, regular, sync_folder, write_atomically
 from sparring.pipeline.networks.arrays import Arrays, non_finite
 from sparring.pipeline.specs import names_a_folder
 
@@ -150,7 +150,7 @@ class CheckpointFolder:
         """
         path = self.path / _VERSION
         try:
-            text = path.read_bytes()
+            text = regular(path).read_bytes()
         except FileNotFoundError:
             return 0
         except OSError as error:
@@ -292,7 +292,7 @@ def _if_good(path: Path) -> Checkpoint | None:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return regular(path).read_bytes()
     except OSError as error:
         raise _damaged(path, f"a readable file ({error.strerror})") from error
 

@@ -30,6 +30,7 @@ import torch
 
 from sparring.pipeline.assembly import sequences
 from sparring.pipeline.errors import CheckpointError
+from sparring.pipeline.files import regular
 from sparring.pipeline.learning.buffer import Batch
 from sparring.pipeline.specs import Array, BehaviorSpec, Floats, Numbers
 
@@ -280,7 +281,7 @@ def _reserve(path: Path) -> None:
 
 def _opened(path: Path, shape: tuple[int, ...], kind: np.dtype[np.generic]) -> Array:
     try:
-        found: Array = np.load(path, mmap_mode="r")  # `r+` would lengthen a truncated file
+        found: Array = np.load(regular(path), mmap_mode="r")  # `r+` would lengthen a truncated file
         problem = f"{found.dtype} {list(found.shape)}" if (found.dtype, found.shape) != (kind, shape) else ""
     except (OSError, ValueError, EOFError) as error:
         problem = f"what cannot be read ({error})"

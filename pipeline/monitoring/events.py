@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 import pydantic_core
 
-from sparring.pipeline.files import Json
+from sparring.pipeline.files import Json, regular
 
 EventKind = Literal["interval", "checkpoint", "lesson", "match", "end"]
 
@@ -183,7 +183,7 @@ class _Part:
             begin: offset.
             most: bytes after which no further line is read; -1 for no bound.
         """
-        with suppress(FileNotFoundError), self.path.open("rb") as file:
+        with suppress(FileNotFoundError), regular(self.path).open("rb") as file:
             if os.fstat(file.fileno()).st_ino != self.number:
                 return
             file.seek(begin)
@@ -198,7 +198,7 @@ def _parts(paths: Iterable[Path]) -> list[_Part]:
     """Returns those files that have a line."""
     found = []
     for path in paths:
-        with suppress(OSError), path.open("rb") as file:
+        with suppress(OSError), regular(path).open("rb") as file:
             head, ends, _ = file.read(_HEAD).partition(b"\n")
             if ends or len(head) == _HEAD:
                 own = os.fstat(file.fileno())

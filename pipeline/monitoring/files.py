@@ -13,7 +13,7 @@ from typing import Final
 
 import pydantic_core
 
-from sparring.pipeline.files import Json, append, write_atomically
+from sparring.pipeline.files import Json, append, regular, write_atomically
 from sparring.pipeline.monitoring import curves
 
 _BLOCK: Final = 512
@@ -37,7 +37,7 @@ class RunFiles:
         self._folder = folder
         self.services = RotatingFile(folder / "services.jsonl", most_bytes, kept)
         self.intervals = RotatingFile(folder / "metrics.jsonl", most_bytes, kept)
-        with self.intervals.path.open("ab+") as file:
+        with regular(self.intervals.path).open("ab+") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":  # an earlier monitor was killed within a line
@@ -56,7 +56,7 @@ class RunFiles:
 
     def _read_intervals(self) -> Iterator[Mapping[str, Json]]:
         for path in self.intervals.parts():
-            with path.open(encoding="utf-8", errors="replace") as file:
+            with regular(path).open(encoding="utf-8", errors="replace") as file:
                 for line in file:
                     try:
                         yield json.loads(line)
@@ -132,7 +132,7 @@ def trim(path: Path, most_bytes: int, kept: int) -> int:
         OSError: the copy cannot be written; the file is as it was.
     """
     new = path.with_name(f"{path.name}.new")
-    with path.open("rb+") as file:
+    with regular(path).open("rb+") as file:
         # A process that does not append keeps its position: an earlier `trim` left a hole.
         begin = os.lseek(file.fileno(), 0, os.SEEK_DATA) if hasattr(os, "SEEK_DATA") else 0
         end = os.fstat(file.fileno()).st_size

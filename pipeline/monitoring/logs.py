@@ -26,7 +26,7 @@ from urllib.parse import quote
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
-from sparring.pipeline.files import Json
+from sparring.pipeline.files import Json, regular
 
 MASK: Final = "***"
 _SECRET: Final = re.compile(r"(.*_)?(credential|token|secret|key|password)", re.IGNORECASE | re.DOTALL)
@@ -56,7 +56,7 @@ def configure(
     path = run_dir / "logs" / f"{file_name(service)}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     processors = _processors(run_id, service)
-    file = logging.handlers.RotatingFileHandler(path, maxBytes=most_bytes, backupCount=kept, encoding="utf-8")
+    file = logging.handlers.RotatingFileHandler(regular(path), maxBytes=most_bytes, backupCount=kept, encoding="utf-8")
     _install(LineWriter(file), [*processors, structlog.processors.JSONRenderer(default=_readable)])
     if console:
         terminal = LineWriter(Terminal(2))

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.files import regular
 
 KEY_FILE: Final = "services.key"
 """File in the folder of a run with the CURVE key that its services share; each run makes one for itself."""
@@ -84,7 +85,7 @@ def read_text(path: Path, *, secret: bool) -> str:
         SettingsError: the file is missing, or others can read or change it.
     """
     try:
-        with path.open("rb") as file:
+        with regular(path).open("rb") as file:
             refuse_open(path, os.fstat(file.fileno()).st_mode, secret=secret)
             return file.read(2**20).decode("ascii")
     except OSError as error:

@@ -8,6 +8,7 @@ the files in its folder, which are the queue of a caller that reads slowly.
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -22,8 +23,8 @@ from typing import IO, Any, Final, Unpack
 
 from typing_extensions import TypedDict
 
-from sparring.pipeline.errors import BAD_INPUT, SettingsError, SparringError
-from sparring.pipeline.files import Json
+from sparring.pipeline.errors import BAD_INPUT, ServiceError, SettingsError, SparringError, how_ended
+from sparring.pipeline.files import Json, regular
 from sparring.pipeline.monitoring.events import Event, EventFiles, EventKind, Identity, identity_of, present
 from sparring.services.api.arguments import checked
 from sparring.services.process.hosting import SPARRING
@@ -107,13 +108,15 @@ class Run:
         self._former = former
         self._is_stopping = False
         _RUNNING.add(self)
-        weakref.finalize(self, held.close)
+        self._let_go = weakref.finalize(self, held.close)
+        self._owner = os.getpid()
         # The thread keeps a run that the caller does not, and calls back at its own pace: the files are its queue.
         self._watcher = threading.Thread(target=self._watch, name=f"run {folder.name}", daemon=True)
         self._watcher.start()
 
     def __iter__(self) -> Iterator[Event]:
         """Yields each event, and waits for the next one."""
+        self._check_owner()
         files = EventFiles(self.folder, self._former)
         while (ended := self._process.poll()) is None:
             yield from files.events()
@@ -125,6 +128,7 @@ class Run:
         """Does the same without blocking the event loop, asyncio's or trio's."""
         import anyio
 
+        self._check_owner()
         files = EventFiles(self.folder, self._former)
         while (ended := self._process.poll()) is None:
             for event in files.events():
@@ -141,7 +145,9 @@ class Run:
             TimeoutError: it still runs.
             SettingsError: the configuration or an argument cannot be run.
             RunFailed: it has neither completed nor been stopped.
+            ServiceError: this process was forked from the one that has started the run.
         """
+        self._check_owner()
         began = time.monotonic()
         try:
             status = self._process.wait(timeout_s)
@@ -157,19 +163,25 @@ class Run:
         return result
 
     def stop(self) -> None:
-        """Asks the run, once, to stop in order: the weights are saved. Returns at once; `wait` waits for the end."""
+        """Asks the run, once, to stop in order: the weights are saved. Returns at once; `wait` waits for the end.
+
+        Raises:
+            ServiceError: this process was forked from the one that has started the run.
+        """
+        self._check_owner()
         self._is_stopping = True
         self.release()  # a signal may be lost while the command loads, and a second one would end it at once
 
     def status(self) -> dict[str, Json]:
         """Returns the present numbers, the content of `status.json`; nothing before the first ones."""
         try:
-            return dict(json.loads((self.folder / "status.json").read_bytes()))
+            return dict(json.loads(regular(self.folder / "status.json").read_bytes()))
         except (OSError, ValueError):
             return {}
 
     def console(self) -> str:
-        """Returns what the command has printed so far."""
+        """Returns what the command has printed so far. Raises as `stop`."""
+        self._check_owner()
         size = os.fstat(self._output.fileno()).st_size
         return os.pread(self._output.fileno(), size, 0).decode(errors="replace")
 
@@ -188,6 +200,18 @@ class Run:
         assert self._process.stdin is not None
         self._process.stdin.close()
 
+    def forget(self) -> None:
+        """Closes what this process holds of the run, which belongs to the process from which this one was forked."""
+        self.release()
+        self._let_go()
+
+    def _check_owner(self) -> None:
+        if os.getpid() != self._owner:
+            raise ServiceError(
+                f"got the run in {self.folder} in a process forked from the one that has started it, which alone can "
+                "follow and stop it; expected a call in that process; make it there, or start the run here"
+            )
+
     def _end(self, status: int) -> Event:
         result = self._result(status)
         return Event("end", {"status": result.status, "error": result.error})
@@ -197,12 +221,14 @@ class Run:
         try:
             if status and identity_of(path.stat()) in self._former:
                 raise FileNotFoundError(path)  # it is of an earlier session
-            summary = json.loads(path.read_bytes())
+            summary = json.loads(regular(path).read_bytes())
         except (OSError, ValueError):  # it has not begun
             if self._is_stopping and status in _TERMINATED:
                 return RunResult(self.folder, "stopped", "", {})
             lines = [line for line in self.console().splitlines() if line]
-            error = "\n".join(lines[-20:]).removeprefix("sparring: ") or f"exit status {status}"
+            error = "\n".join(lines[-20:]).removeprefix("sparring: ")
+            if status < 0 or not error:  # what it has printed does not say that something has killed it
+                error = f"{how_ended(status)}\n{error}".rstrip()
             return RunResult(self.folder, "refused" if status == BAD_INPUT else "failed", without_file(error), {})
         return RunResult(self.folder, summary["status"], summary.get("error") or "", summary["behaviors"])
 
@@ -211,14 +237,14 @@ _RUNNING: Final[weakref.WeakSet[Run]] = weakref.WeakSet()
 """Runs of this process."""
 
 
-def _release_all() -> None:
+def _forget_all() -> None:
     """A process that is forked from this one, by multiprocessing for example, must not keep its runs."""
     for run in _RUNNING:
-        run.release()
+        run.forget()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_release_all)
+    os.register_at_fork(after_in_child=_forget_all)
 
 
 class RunOptions(TypedDict, total=False):
@@ -332,10 +358,14 @@ def written(config: Config, overrides: Mapping[str, Json] | None) -> Iterator[li
     content, pipeline = dict(config), config.get("pipeline") or {}
     if isinstance(pipeline, Mapping) and isinstance(own := pipeline.get("python_path", ()), list | tuple):
         content["pipeline"] = {**pipeline, "python_path": [*own, str(Path.cwd())]}
-    with tempfile.TemporaryDirectory(prefix=_WRITTEN) as folder:
+    text, folder, owner = _json(content), tempfile.mkdtemp(prefix=_WRITTEN), os.getpid()
+    try:
         path = Path(folder, "config.yaml")
-        path.write_text(_json(content), encoding="utf-8", errors="surrogatepass")  # JSON is YAML
+        path.write_text(text, encoding="utf-8", errors="surrogatepass")  # JSON is YAML
         yield [str(path), *assigned]
+    finally:
+        if os.getpid() == owner:  # a process that is forked meanwhile must not remove it
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def without_file(error: str) -> str:

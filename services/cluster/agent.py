@@ -18,7 +18,7 @@ import psutil
 
 import sparring
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.files import write_atomically
+from sparring.pipeline.files import regular, write_atomically
 from sparring.pipeline.monitoring.files import full, trim
 from sparring.pipeline.queues.endpoints import private_folder
 from sparring.pipeline.security import KEY_FILE
@@ -112,7 +112,7 @@ class Agent:
         self._heard_at = time.monotonic()
         path = self._within(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab" if more else "wb") as file:
+        with regular(path).open("ab" if more else "wb") as file:
             file.write(content)
 
     def start(
@@ -162,7 +162,7 @@ class Agent:
         """Returns up to `CHUNK` bytes of a file from an offset on; none where the file is gone."""
         self._heard_at = time.monotonic()
         try:
-            with self._within(name).open("rb") as file:
+            with regular(self._within(name)).open("rb") as file:
                 file.seek(offset)
                 return file.read(CHUNK)
         except FileNotFoundError:

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from sparring.pipeline.demonstrations.library import spec_of
 from sparring.pipeline.export import missing_packages
 from sparring.pipeline.export.checkpoints import export
-from sparring.pipeline.files import append, write_atomically
+from sparring.pipeline.files import append, regular, write_atomically
 from sparring.pipeline.learning.checkpoints import REPLAY, CheckpointFolder, initial_folder, load
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.monitoring import logs
@@ -49,7 +49,7 @@ def train(topology: Topology, notes: list[str]) -> Status:
     ended = summary(run_id=run.id, status=status, wall_s=time.monotonic() - began, error=None, behaviors=found)
     write_atomically(run.directory / "summary.json", json.dumps(ended, indent=2).encode())
     if (metrics := run.directory / "metrics.jsonl").exists():  # it may be stopped before its first interval
-        intervals = map(json.loads, metrics.read_text().splitlines())
+        intervals = map(json.loads, regular(metrics).read_text().splitlines())
         write_atomically(run.directory / "curves.png", picture(lineages(intervals), run.id))
     logs.get().info("run_ended", status=status, summary=str(run.directory / "summary.json"), notice=True)
     return status

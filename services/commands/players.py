@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from sparring.pipeline.coordination.ghosts import PLAYERS_FOLDER, Snapshots
 from sparring.pipeline.coordination.opponents import OPPONENTS_FILE
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.files import Json, write_atomically
+from sparring.pipeline.files import Json, copy_folder, regular, write_atomically
 from sparring.pipeline.learning.checkpoints import Checkpoint, CheckpointFolder, initial_folder
 from sparring.pipeline.messages.state import PolicyWeights
 from sparring.pipeline.settings import Settings
@@ -58,7 +57,7 @@ def write_opponents(directory: Path, settings: Settings, names: Collection[str])
         SettingsError: a checkpoint is damaged, does not exist, or is of another behavior.
     """
     folder, path = Snapshots(directory / PLAYERS_FOLDER), directory / OPPONENTS_FILE
-    known: dict[str, dict[str, Json]] = json.loads(path.read_text()) if path.exists() else {}
+    known: dict[str, dict[str, Json]] = json.loads(regular(path).read_text()) if path.exists() else {}
     for name, behavior in settings.behaviors.items():
         if behavior.self_play is None or name not in names:
             continue
@@ -126,7 +125,7 @@ def copy_initial(directory: Path, settings: Settings, names: Collection[str]) ->
                 continue
             path = _expanded(run / name, name, "initialize_from")[-1]
         load_player(path)
-        shutil.copytree(path, initial_folder(directory, name), dirs_exist_ok=True)
+        copy_folder(path, initial_folder(directory, name))
     return tuple(notes)
 
 
@@ -150,7 +149,7 @@ def check_networks(directory: Path, settings: Settings, names: Collection[str]) 
         for path in CheckpointFolder(directory, name).newest_first()[:1]:
             saved: dict[str, Json] = {}
             with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # whoever loads it reports damage
-                described = json.loads((path / "state.json").read_bytes())["description"]
+                described = json.loads(regular(path / "state.json").read_bytes())["description"]
                 saved |= {f"network_settings.{key}": value for key, value in described["network_settings"].items()}
                 saved["trainer_type"], saved["reward_signals"] = described["trainer"], described["signals"]
                 saved["hyperparameters.shared_critic"] = described["shared_critic"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sparring.pipeline.errors import SettingsError, install_command
-from sparring.pipeline.files import Json
+from sparring.pipeline.files import Json, regular
 
 if TYPE_CHECKING:  # a page needs no settings, which take memory
     from sparring.pipeline.settings import Settings
@@ -137,7 +137,7 @@ def finished(directory: Path, settings: Settings) -> str:
         settings: those with which it would go on.
     """
     try:
-        summary = json.loads((directory / "summary.json").read_bytes())
+        summary = json.loads(regular(directory / "summary.json").read_bytes())
         trained = {name: int(one["steps"]) for name, one in summary["behaviors"].items()}
         completed = summary["status"] == "completed"
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # it has not ended, or was damaged

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.files import Json
+from sparring.pipeline.files import Json, regular
 from sparring.pipeline.monitoring.console import rate, short
 from sparring.pipeline.monitoring.logs import printable
 from sparring.pipeline.monitoring.progress import readable
@@ -105,7 +105,7 @@ def _known_shape(path: Path) -> Iterator[None]:
 def _load(path: Path) -> tuple[Json, int]:
     """Returns the content of a file and the time of its last change in ns; None and 0 where it does not exist."""
     try:
-        content, changed_ns = json.loads(path.read_text(encoding="utf-8")), path.stat().st_mtime_ns
+        content, changed_ns = json.loads(regular(path).read_text(encoding="utf-8")), path.stat().st_mtime_ns
     except FileNotFoundError:
         return None, 0
     except OSError as error:

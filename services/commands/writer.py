@@ -18,6 +18,7 @@ from typing import Final
 
 from sparring.pipeline.bridges.explain import described_with_place
 from sparring.pipeline.errors import FAILED, NOTICE, UNUSABLE, ServiceError, SparringError
+from sparring.pipeline.files import regular
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.events import Event
 from sparring.pipeline.monitoring.writers import RunInfo, load, settings_of
@@ -97,7 +98,7 @@ def _write(prepared: Run, name: str) -> None:
 def _ending(directory: Path) -> Event | None:
     """Returns the last event, once the run has ended."""
     try:
-        summary = json.loads((directory / "summary.json").read_bytes())
+        summary = json.loads(regular(directory / "summary.json").read_bytes())
     except (OSError, ValueError):
         return None
     return Event("end", {"status": summary["status"], "error": summary.get("error") or ""})

@@ -19,7 +19,8 @@ import anyio.to_thread
 import psutil
 
 from sparring.pipeline.bridges.explain import described_with_place
-from sparring.pipeline.errors import CANNOT_START, DISK_FULL, UNUSABLE, SparringError, first_failure
+from sparring.pipeline.errors import CANNOT_START, DISK_FULL, UNUSABLE, SparringError, first_failure, how_ended
+from sparring.pipeline.files import regular
 from sparring.pipeline.monitoring import logs
 from sparring.services.process import forking
 from sparring.services.process.forking import ForkedProcess
@@ -151,7 +152,7 @@ class Process:
         self._kill_group()  # what a shell has started outlives the shell
         if status == 0 or (self._asked and status == -signal.SIGTERM):  # asked before it handled signals
             return ""
-        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        how = how_ended(status)
         how += ", could not write its files (no room on the disk?)" if status == DISK_FULL else ""
         return ": ".join(filter(None, (how, self._error())))
 
@@ -190,7 +191,7 @@ class Process:
     def last_lines(self, most: int = 1) -> str:
         """Returns the end of its standard error, without empty lines."""
         try:
-            with self.errors.open("rb") as file:
+            with regular(self.errors).open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 begin = self.offset if size >= self.offset else 0  # it was rotated meanwhile
                 file.seek(max(begin, size - _TAIL))
@@ -268,7 +269,7 @@ class ProcessHost:
         """
         try:
             self._logs.mkdir(exist_ok=True)
-            return (self._logs / f"{name}.stderr").open("ab")
+            return regular(self._logs / f"{name}.stderr").open("ab")
         except OSError:
             return Path(os.devnull).open("ab")
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import anyio
 
-from sparring.pipeline.files import write_atomically
+from sparring.pipeline.files import regular, write_atomically
 from sparring.pipeline.learning.checkpoints import CheckpointFolder, age
 from sparring.pipeline.messages.channels import ASSEMBLY_STATE, LEARNER_STATE, RUN, STEPPING_STATE
 from sparring.pipeline.monitoring.summary import BehaviorSummary, from_status, summary
@@ -123,12 +123,14 @@ def write_summary(active: ActiveRun, wall_s: float) -> None:
         error=active.error,
         behaviors={name: _with_checkpoint(active, name, one) for name, one in counts.items()},
     )
+    ending = {"status": active.status, "summary": str(path), "wall_s": round(wall_s, 1)}
     try:
         write_atomically(path, json.dumps(content, indent=2).encode())
     except OSError as refused:
         active.log.info("summary_not_written", notice=True, **content)
         active.fail_late(f"{path} cannot be written: {refused}")
-    active.log.info("run_ended", status=active.status, summary=str(path), wall_s=round(wall_s, 1), notice=True)
+        ending |= {"status": active.status, "summary": "not written"}
+    active.log.info("run_ended", **ending, notice=True)
 
 
 def _with_checkpoint(active: ActiveRun, name: str, counted: BehaviorSummary) -> BehaviorSummary:
@@ -156,7 +158,7 @@ def _with_checkpoint(active: ActiveRun, name: str, counted: BehaviorSummary) -> 
 def _monitored(active: ActiveRun) -> dict[str, BehaviorSummary]:
     """Returns the monitor's last summaries."""
     try:
-        return from_status(json.loads((active.topology.run.directory / "status.json").read_text()))
+        return from_status(json.loads(regular(active.topology.run.directory / "status.json").read_text()))
     except FileNotFoundError:  # a run that failed before anything was counted
         active.log.info("summary_missing")
     except (OSError, ValueError, KeyError, TypeError) as error:

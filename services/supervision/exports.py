@@ -130,35 +130,35 @@ class Exports:
         behavior, checkpoint = next(iter(self._waiting.items()))
         del self._waiting[behavior]
         self._under_way = [checkpoint]
-        status, last_line = None, ""
-        if (self._directory / checkpoint).exists():
-            status, last_line = await self._export(processes, behavior, checkpoint)
+        failure, result = "", ""
+        if exists := (self._directory / checkpoint).exists():
+            failure, result = await self._export(processes, behavior, checkpoint)
         self._under_way = []
-        if status == 0:
-            self._log.info("exported", behavior=behavior, checkpoint=checkpoint, result=last_line)
+        if exists and not failure:
+            self._log.info("exported", behavior=behavior, checkpoint=checkpoint, result=result)
         elif not (self._directory / checkpoint).exists():
             self._skip(behavior, checkpoint, "removed")
         else:
-            self._log.warning("export_failed", behavior=behavior, checkpoint=checkpoint, status=status, cause=last_line)
+            self._log.warning("export_failed", behavior=behavior, checkpoint=checkpoint, cause=failure)
 
-    async def _export(self, processes: ProcessHost, behavior: str, checkpoint: str) -> tuple[int, str]:
-        """Returns the exit status of the child, -1 where it cannot be started, and its last line, or how it ended."""
+    async def _export(self, processes: ProcessHost, behavior: str, checkpoint: str) -> tuple[str, str]:
+        """Returns what went wrong, "" for nothing, and the last line of the child."""
         arguments = ["export", str(self._directory), "--prune"]
         arguments += [f"--behavior={behavior}", f"--checkpoint={Path(checkpoint).name}"]
         try:
             child = await processes.forked("export", arguments, {"OMP_NUM_THREADS": "1"})
         except OSError as error:
-            return -1, str(error)
+            return str(error), ""
         try:
             if not self._ending.is_set():  # nothing waits for it yet
                 with suppress(ProcessLookupError, PermissionError):
                     os.setpriority(os.PRIO_PROCESS, child.pid, NICENESS)
-            ending = await child.wait()
+            failure = await child.wait()
         finally:
             child.kill()
             with anyio.CancelScope(shield=True):
                 await child.wait()
-        return child.process.wait(), child.last_lines().strip() or ending
+        return failure, child.last_lines().strip()
 
     def _skip(self, behavior: str, checkpoint: str, why: str) -> None:
         self._skipped += 1

@@ -1,5 +1,6 @@
 """Runs a topology to its end: a training run, or a run that plays checkpoints."""
 
+import contextlib
 import dataclasses
 import os
 import random
@@ -12,8 +13,8 @@ from pathlib import Path
 
 import anyio
 
-from sparring.pipeline.errors import FAILED, CheckpointError, SettingsError
-from sparring.pipeline.files import write_atomically
+from sparring.pipeline.errors import FAILED, SettingsError, SparringError
+from sparring.pipeline.files import copy_folder, write_atomically
 from sparring.pipeline.learning.checkpoints import Checkpoint, CheckpointFolder, load
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.summary import STATUSES, Status
@@ -120,10 +121,10 @@ def play(
         (directory / "logs").mkdir(parents=True)
         try:
             for name, path in playing.checkpoints.items():
-                shutil.copytree(path, copies[name])
+                copy_folder(Path(path), Path(copies[name]))
                 load(Path(copies[name]))
             prepare(directory)
-        except (OSError, CheckpointError) as error:
+        except (OSError, SparringError) as error:
             shutil.rmtree(directory)
             raise SettingsError(f"got checkpoints of {trained}, which cannot be played: {error}") from error
         return launch(topology, ports, notes, in_process=in_process), directory, seed
@@ -216,7 +217,7 @@ def load_player(path: Path) -> Checkpoint:
     """
     try:
         return load(path)
-    except (OSError, CheckpointError) as error:
+    except (OSError, SparringError) as error:
         raise SettingsError(f"got the checkpoint {path}, which cannot be played: {error}") from error
 
 
@@ -261,7 +262,8 @@ async def _as_processes(
             tasks.cancel_scope.cancel()
         return status
     finally:
-        key.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a folder that cannot be written; `write_summary` has said so
+            key.unlink(missing_ok=True)
 
 
 async def _as_tasks(topology: Topology, grow: Grow, processes: ProcessHost) -> Status:

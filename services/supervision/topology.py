@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.files import write_atomically
+from sparring.pipeline.files import regular, write_atomically
 from sparring.pipeline.messages.channels import steps_queue
 from sparring.pipeline.monitoring.logs import file_name
 from sparring.pipeline.security import token
@@ -243,7 +243,7 @@ def load_run(directory: Path) -> tuple[Run, dict[str, str]]:
     """
     path = directory / RUN_FILE
     try:
-        plain = json.loads(path.read_text())
+        plain = json.loads(regular(path).read_text())
         settings = Settings.model_validate_json(json.dumps(plain["settings"]))
         run = Run(
             **{name: plain[name] for name in _PLAIN if name in plain} | {"added": tuple(plain.get("added", ()))},
@@ -263,7 +263,7 @@ def load_run(directory: Path) -> tuple[Run, dict[str, str]]:
 def origin_of(directory: Path) -> str:
     """Returns the random text that identifies the run in a folder over all its sessions and machines; "" for none."""
     try:
-        return str(json.loads((directory / RUN_FILE).read_text())["origin"])
+        return str(json.loads(regular(directory / RUN_FILE).read_text())["origin"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 

@@ -22,7 +22,7 @@ import anyio.to_thread
 from structlog.typing import FilteringBoundLogger
 
 from sparring.pipeline.errors import NOTICE
-from sparring.pipeline.files import write_atomically
+from sparring.pipeline.files import regular, write_atomically
 from sparring.pipeline.messages.channels import METRICS, STEPPING_STATE
 from sparring.pipeline.messages.metrics import Metrics
 from sparring.pipeline.monitoring.files import full, trim
@@ -213,7 +213,7 @@ class Watchdog:
         if count > reported and now - at >= WRITES_S:
             self._reported_writes[name] = count, now
             folder = str(self._active.topology.run.directory)
-            self._active.log.warning("not_written", part=name, times=count, folder=folder, notice=True)
+            self._active.log.warning("not_written", part=name, times=int(count), folder=folder, notice=True)
 
     def _check_progress(self, stalls: list[Stall], now: float) -> None:
         """Reports stalls, kills a service that is stuck, and ends a run with too many stalls."""
@@ -257,7 +257,7 @@ async def relay(paths: Iterable[Path], log: FilteringBoundLogger, pace_s: float 
 def written_since(path: Path, end: int) -> tuple[bytes, int]:
     """Returns the whole lines of a file after `end`, or all where it was emptied since, and the offset of their end."""
     try:
-        with path.open("rb") as file:
+        with regular(path).open("rb") as file:
             end = end if end <= os.fstat(file.fileno()).st_size else 0
             file.seek(end)
             text = file.read(_MOST_BYTES)

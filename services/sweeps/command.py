@@ -14,7 +14,7 @@ import anyio
 import yaml
 
 from sparring.pipeline.errors import SettingsError, install_command
-from sparring.pipeline.files import Json, write_atomically
+from sparring.pipeline.files import Json, regular, write_atomically
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.settings import read
 from sparring.services.api.measuring import tournament
@@ -125,7 +125,7 @@ def _begin(sweep: Sweep, folder: Path, *, resume: bool, force: bool) -> None:
         write_atomically(folder / _SWEEP_FILE, json.dumps(content, indent=2).encode())
         return
     try:
-        former = json.loads((folder / _SWEEP_FILE).read_bytes())
+        former = json.loads(regular(folder / _SWEEP_FILE).read_bytes())
     except (OSError, ValueError) as error:
         raise SettingsError(
             f"got --resume of {folder}, which holds no sweep ({error}); name one with --run-id"

@@ -17,7 +17,7 @@ from typing import Final
 import anyio
 
 from sparring.pipeline.errors import ServiceError, SettingsError, SparringError
-from sparring.pipeline.files import Json
+from sparring.pipeline.files import Json, copy_folder
 from sparring.pipeline.monitoring import logs
 from sparring.services.api.runs import RunFailed
 from sparring.services.commands.train import locked
@@ -234,7 +234,7 @@ def _copy(folder: Path, parent: Path | None) -> None:
     if parent is not None:
         partial = folder.with_name(f".{folder.name}")
         shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(parent, partial, ignore=shutil.ignore_patterns("lock", "tournament-*", "logs"))
+        copy_folder(parent, partial, "lock", "tournament-*", "logs")
         partial.rename(folder)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sparring.pipeline.files import Json, write_atomically
+from sparring.pipeline.files import Json, regular, write_atomically
 from sparring.services.sweeps.space import Dimension, PopulationSettings, Values
 
 _MOST_TRIES = 100
@@ -196,7 +196,7 @@ class PopulationFile:
 
     def __init__(self, path: Path, population: Population) -> None:
         self._path, self._population = path, population
-        self._lines: list[str] = path.read_text().splitlines() if path.exists() else []
+        self._lines: list[str] = regular(path).read_text().splitlines() if path.exists() else []
         for line in self._lines:
             content = json.loads(line)
             if content.pop("type") == "interval":
@@ -204,6 +204,9 @@ class PopulationFile:
             else:
                 copies = [Copy(**one) for one in content.pop("copies")]
                 population.on_decision(Decision(**content, copies=copies))
+        for one in population.present:
+            if one.error:  # it trains again, as its cause may be mended
+                del population.intervals[one.generation, one.member]
 
     def add(self, one: Interval | Decision) -> None:
         """Adds a line, to the file first."""

@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ import sparring
 from sparring.pipeline.demonstrations.library import describe, read_any
 from sparring.pipeline.errors import ServiceError
 from sparring.pipeline.specs import names_a_folder
-from sparring.services.api.runs import written
+from sparring.services.api.runs import Run, RunFailed, written
 
 GOAL: dict[str, Any] = {
     "behaviors": {
@@ -196,21 +198,57 @@ def test_events_of_a_resumed_or_replaced_run_are_its_own(tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_run_ends_although_a_process_forked_from_the_caller_lives_on(tmp_path: Path) -> None:
+    """The forked process can neither follow nor stop it, and is told so."""
     code = """
 import json, os, sys, time, sparring
+from sparring.pipeline.errors import ServiceError
 run = sparring.start(json.loads(sys.argv[1]), json.loads(sys.argv[2]), results_dir=sys.argv[3], run_id="run")
 next(event for event in run if event.kind == "interval")
+ours, theirs = os.pipe()
 if not os.fork():
+    for call in (run.stop, run.wait, run.console, lambda: next(iter(run))):
+        try:
+            call()
+        except ServiceError:
+            os.write(theirs, b".")
     os.closerange(0, 3)
+    os.close(theirs)
     time.sleep(60)
-print(run._process.pid, flush=True)
+os.close(theirs)
+refused = 0
+while os.read(ours, 1):
+    refused += 1
+print(refused, run._process.pid, flush=True)
 os._exit(0)
 """
     words = [json.dumps(GOAL), json.dumps(ENDLESS), str(tmp_path)]
     ended = subprocess.run([sys.executable, "-W", "ignore", "-c", code, *words], stdout=subprocess.PIPE, timeout=120)
-    pid = int(ended.stdout)
+    refused, pid = map(int, ended.stdout.split())
+    assert refused == 4
     _, alive = psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=40)
     assert not alive
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # of threads, which the forked one does not use
+def test_process_forked_meanwhile_leaves_a_configuration_to_its_run() -> None:
+    with ExitStack() as held:
+        path = Path(held.enter_context(written({"behaviors": {}}, None))[0])
+        if not (child := os.fork()):
+            held.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert path.exists()
+    assert not path.parent.exists()
+
+
+def test_result_of_a_killed_command_names_the_signal_before_what_it_has_printed(tmp_path: Path) -> None:
+    words = ["sh", "-c", "echo said; kill -KILL $$"]
+    with tempfile.TemporaryFile() as output, subprocess.Popen(words, stdin=subprocess.PIPE, stdout=output) as process:
+        run = Run(tmp_path, process, output, (), ExitStack(), {})
+        with pytest.raises(RunFailed) as raised:
+            run.wait(60)
+    assert raised.value.result.error == "signal SIGKILL\nsaid"
 
 
 @pytest.mark.slow

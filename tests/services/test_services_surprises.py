@@ -24,6 +24,7 @@ import yaml
 from sparring.pipeline.games.balance import Balance
 from sparring.pipeline.messages.codec import to_bytes
 from sparring.pipeline.messages.simulator import VERSION, Hello
+from sparring.services.process.hosting import SPARRING
 from tests.services.services_helpers import HANG_S, Training, balanced, config, json_lines
 
 pytestmark = pytest.mark.slow
@@ -185,6 +186,39 @@ def test_folder_of_logs_that_was_removed_ends_no_run(tmp_path: Path) -> None:
     training.updates(2)
     training.process.send_signal(signal.SIGINT)
     assert training.end() == 0, "\n".join(training.lines)
+
+
+def test_pipes_and_loops_in_the_place_of_files_are_told_at_once(tmp_path: Path) -> None:
+    file = config(tmp_path, **ENDLESS | {"max_steps": 2048})
+    training = Training(tmp_path, str(file))
+    assert training.end() == 0, "\n".join(training.lines)
+    folder = training.directory
+    (checkpoint,) = folder.glob("Balance/checkpoint-*")
+    resumed = ["train", str(file), "--results-dir", str(folder.parent), "--run-id", folder.name, "--resume"]
+    resumed += ["--max-steps", "4096", "--no-export"]
+    cases = [
+        (folder / "summary.json", ["status", str(folder)]),
+        (folder / "coordination.json", resumed),
+        (checkpoint / "state.json", ["export", str(folder)]),
+        (checkpoint / "state.json", ["evaluate", str(folder), "--episodes", "1"]),
+    ]
+    for path, words in cases:
+        path.rename(path.with_suffix(".away"))
+        os.mkfifo(path)
+        said = subprocess.run([*SPARRING, *words], capture_output=True, text=True, timeout=HANG_S, check=False)
+        path.unlink()
+        path.with_suffix(".away").rename(path)
+        assert said.returncode in (1, 2), said.stderr
+        assert str(path) in said.stderr
+        assert re.search("Not a regular file|is a named pipe", said.stderr)
+        assert "Traceback" not in said.stderr
+    log = folder / "logs" / "assembly.jsonl"
+    log.unlink()
+    log.symlink_to(log.name)
+    said = subprocess.run([*SPARRING, *resumed], capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert said.returncode == 1
+    assert f"got {log}: Too many levels of symbolic links; expected a file; move it away" in said.stderr
+    assert "Traceback" not in (folder / "logs" / "assembly.stderr").read_text()
 
 
 def test_run_whose_folder_is_removed_ends_soon_and_says_so_once(tmp_path: Path) -> None:

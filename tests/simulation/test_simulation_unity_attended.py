@@ -138,5 +138,6 @@ def test_a_trainer_that_reconnects_gets_a_new_player(scene: tuple[Unity, Trainer
 
 def _player(folder: Path) -> psutil.Process:
     """Returns the player's process."""
-    (child,) = (one for one in psutil.Process().children() if str(folder / "Game") in one.cmdline())
+    running = (one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE)  # of other tests
+    (child,) = (one for one in running if str(folder / "Game") in one.cmdline())
     return child

@@ -193,6 +193,9 @@ async def test_failed_member_goes_on_from_another_and_most_failed_ones_end_the_s
     failing.members.fails = {f"generation-001/member-{one:02d}" for one in (1, 2)}
     with pytest.raises(ServiceError, match=r"got 2 failed members of 3, .* no game\n.*generation-001/member-02/logs"):
         await failing.loop.run()
+    resumed = Session(sweep_of(tmp_path / "other"), tmp_path / "other")
+    assert resumed.population.waiting == [1, 2], "what has failed is trained again"
+    assert await resumed.loop.run()
 
 
 async def test_self_play_is_decided_by_a_tournament(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Final, Literal
 from pydantic import TypeAdapter, ValidationError
 from structlog.typing import FilteringBoundLogger
 
-from sparring.pipeline.files import write_atomically
+from sparring.pipeline.files import regular, write_atomically
 from sparring.pipeline.monitoring.events import Event, EventFiles, Position, present
 from sparring.pipeline.monitoring.logs import file_name
 from sparring.pipeline.monitoring.writers import FOLDER, RunInfo, Writer
@@ -69,7 +69,7 @@ def state_path(folder: Path, name: str) -> Path:
 def load_state(path: Path) -> DeliveryState | None:
     """Returns a state that was saved; None where there is none that can be read."""
     try:
-        return _STATE.validate_json(path.read_bytes())
+        return _STATE.validate_json(regular(path).read_bytes())
     except (OSError, ValidationError):
         return None
 
