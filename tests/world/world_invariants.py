@@ -254,7 +254,7 @@ class Watch:
             step_counts = found[name] = asdict(run.step_counts[name])
             steps = counted.get(name, 0)
             fits = {
-                "all": step_counts["produced"] == steps and run.unaccounted[name] == 0,
+                "all": step_counts["produced"] == steps and run.unaccounted.get(name) == 0,
                 "no more": step_counts["produced"] <= steps,
                 "nothing": True,
             }[counts]
