@@ -15,8 +15,9 @@ subscriber gets it at once. `messages.channels` names the queues and topics, and
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import anyio
 
@@ -30,6 +31,9 @@ from sparring.pipeline.queues.wire import Capacity, Timing, make_id
 __all__ = ["Capacity", "Delivery", "Publisher", "Receiver", "Sender", "Subscription", "Transport"]
 
 T = TypeVar("T")
+
+_CONFIRMED_S: Final = 2.0
+"""The time in which subscribers have to confirm what a service published last."""
 
 
 class Transport(ABC):
@@ -57,18 +61,29 @@ class Transport(ABC):
         self._failure: Exception | None = None
 
     async def __aenter__(self) -> Self:
-        self._tasks = anyio.create_task_group()
-        await self._tasks.__aenter__()
+        async with AsyncExitStack() as stack:
+            self._tasks = await stack.enter_async_context(anyio.create_task_group())
+            stack.push_async_exit(self._end)
+            self._exit = stack.pop_all()
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        self._close()
-        handled = await self._tasks.__aexit__(exc_type, exc, traceback)
+        handled = await self._exit.__aexit__(exc_type, exc, traceback)
         if self._failure is not None:
             raise self._failure
         return handled
+
+    async def _end(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        """Closes all ends; in order, once subscribers have confirmed what was published last."""
+        try:
+            with anyio.move_on_after(_CONFIRMED_S if exc_type is None else 0):
+                for end in self._ends:
+                    if isinstance(end, Publisher):
+                        await end.confirmed()
+        finally:
+            self._close()
 
     def abandon(self) -> None:
         """Drops all ends without notifying their peers, as a crash would."""

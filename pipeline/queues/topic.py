@@ -49,7 +49,7 @@ class Subscriber:
 class Publisher(End):
     """Publishes the latest record of each topic of a service, and pushes it to subscribers.
 
-    After `aclose`, subscribers keep the records they have.
+    After `aclose`, subscribers keep the records they have. `confirmed` before it gives them the latest ones for sure.
 
     Args:
         name: "topic:" and the service.
@@ -65,6 +65,7 @@ class Publisher(End):
         self._latest: dict[str, tuple[int, Payload]] = {}  # key: revision and payload, in the order of revisions
         self._subscribers: dict[Hashable, Subscriber] = {}
         self._ready: dict[Hashable, Subscriber] = {}  # those that may be due an update or an answer
+        self._is_closing = False
 
     def publish(self, topic: Topic[T], record: T) -> None:
         """Makes `record` the latest of `topic` for all subscribers, without waiting.
@@ -106,6 +107,23 @@ class Publisher(End):
         if subscriber.has >= subscriber.sent or subscriber.missed > 1:
             subscriber.sent = subscriber.has
         self._ready[route] = subscriber
+        self._changed.set()
+
+    async def confirmed(self) -> None:
+        """Waits until all subscribers have confirmed the latest records, which they do without a pause from now on.
+
+        A subscriber that has died never does; so wait with a deadline.
+        """
+        if self.closed:
+            return
+        self._is_closing = True
+        late = [(route, one) for route, one in self._subscribers.items() if one.sent > one.has]
+        self._send([(route, TopicUpdate(self.id, one.echo, is_last=True)) for route, one in late])
+        await self._until(lambda: self.closed or not any(map(self._lacks, self._subscribers.values())))
+
+    def _lacks(self, subscriber: Subscriber) -> bool:
+        latest = self._latest.items()
+        return any(has > subscriber.has and key in (subscriber.keys or (key,)) for key, (has, _) in latest)
 
     def outgoing(self, now: float) -> list[tuple[Hashable, TopicUpdate]]:
         """Returns the messages to send now."""
@@ -136,7 +154,8 @@ class Publisher(End):
         pushed: list[tuple[Hashable, TopicUpdate]] = []
         for key, (revision, payload) in self._latest.items():
             if revision > subscriber.sent and (not subscriber.keys or key in subscriber.keys):
-                update = TopicUpdate(self.id, subscriber.echo, subscriber.sent, revision, key, payload)
+                sent, is_last = subscriber.sent, self._is_closing
+                update = TopicUpdate(self.id, subscriber.echo, sent, revision, key, is_last, payload)
                 pushed.append((route, update))
                 subscriber.sent, subscriber.missed = revision, 0
         return pushed
@@ -229,6 +248,8 @@ class Subscription(End):
         self._last_seen_at = self._clock()
         if message.revision:
             self._confirm_at = min(self._confirm_at, self._last_seen_at + self._pace)
+        if message.is_last:
+            self._confirm_at = self._last_seen_at
         if message.revision > self._revision and message.after <= self._revision:
             self.records[message.key] = message.payload.unpack(object)
             self._revision = message.revision

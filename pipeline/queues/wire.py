@@ -248,6 +248,7 @@ class TopicUpdate(NamedTuple):
         after: revision pushed to this subscriber before, 0 for none.
         revision: counts the publications of this publisher from 1, over all topics; 0 for none.
         key: key of the topic.
+        is_last: the publisher waits for the confirmation in order to close.
         payload: the record.
     """
 
@@ -256,13 +257,14 @@ class TopicUpdate(NamedTuple):
     after: int = 0
     revision: int = 0
     key: str = ""
+    is_last: bool = False
     payload: Payload = Packed(())
 
 
 Message = SenderHello | Data | Grant | SubscriberStatus | TopicUpdate
 
 
-_HEADS: Final = {b"D": (Data, [str, int, int]), b"U": (TopicUpdate, [str, int, int, int, str])}
+_HEADS: Final = {b"D": (Data, [str, int, int]), b"U": (TopicUpdate, [str, int, int, int, str, bool])}
 """Messages with a record beside them by the first byte of their heads, and the types of what follows it."""
 
 

@@ -51,6 +51,21 @@ async def test_the_final_updates_of_a_topic_arrive(topic_world: World, pace: flo
             assert number_of(subscription, "a") == 49
 
 
+@pytest.mark.parametrize("pace", [0.0, 60.0])
+async def test_transport_that_closes_in_order_waits_until_subscribers_have_the_latest(
+    topic_world: World, pace: float
+) -> None:
+    with anyio.fail_after(30):
+        async with topic_world.transport("reader.1") as theirs:
+            async with topic_world.transport("stepping-0.1") as ours:
+                publisher, subscription = await ours.publisher(PUBLISHER), await theirs.subscribe(PUBLISHER, pace=pace)
+                publisher.publish(topic("a"), Ping(number=0))
+                await subscription.changed()
+                for number in range(1, 50):
+                    publisher.publish(topic("a"), Ping(number=number))
+            assert number_of(subscription, "a") == 49
+
+
 async def test_no_older_record_follows_the_latest(topic_world: World) -> None:
     with anyio.fail_after(30):
         async with topic_world.transport("stepping-0.1") as ours, topic_world.transport("reader.1") as theirs:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import anyio
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -163,6 +165,29 @@ def exchange(publisher: Any, subscriber: Any, now: float = 0.0) -> int:
             updates += message.revision > 0
         subscriber.settle()
     return updates
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("has_arrived", [True, False])
+async def test_slow_subscriber_confirms_without_a_pause_what_a_closing_publisher_asks_for(has_arrived: bool) -> None:
+    clock = Clock()
+    publisher, subscriber = publisher_with(clock, "p.1#1~0"), subscription_with(clock, pace=60.0)
+    publisher.publish(Topic("a", object), 1)
+    exchange(publisher, subscriber)
+    if has_arrived:
+        assert publisher._subscribers["route"].has == 0, "it pauses"
+    else:
+        exchange(publisher, subscriber, now=60.0)
+        publisher.publish(Topic("a", object), 2)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(publisher.confirmed)
+            await anyio.wait_all_tasks_blocked()
+            publisher.publish(Topic("b", object), 3)
+            for _, message in publisher._link.take():
+                subscriber.received(message, None)
+            exchange(publisher, subscriber, now=clock.now)
+    assert subscriber.records["b"] == 3
 
 
 def arrives(subscriber: Any, message: TopicUpdate) -> bool:
