@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final, NoReturn
 
 from sparring import __version__
@@ -45,6 +46,7 @@ _UNWRITABLE: Final = (
     errno.ENOTDIR,
     errno.ENAMETOOLONG,
 )
+_LIMITED: Final = errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EFBIG
 _FORKING: Final = {"train", "evaluate", "tournament"}
 """Commands that start services."""
 _MODULES: Final = {
@@ -89,6 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end_with_supervisor()  # before the imports, during which it may end
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        _check_working_folder()
         status = _run(given)
         sys.stdout.flush()
         return status
@@ -97,6 +100,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGPIPE
     except Exception as failure:
         return _report(failure)
+
+
+def _check_working_folder() -> None:
+    """Raises SettingsError where the working folder is gone, in which libraries and relative paths would fail later."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise SettingsError(
+            f"got a working folder that cannot be found ({error.strerror}); expected one that exists; change to another"
+        ) from None
 
 
 def _run(given: Sequence[str]) -> int:
@@ -122,6 +135,12 @@ def _run(given: Sequence[str]) -> int:
     return int(args.handler(args))
 
 
+def _is_limit(error: BaseException) -> bool:
+    """Returns whether the system has refused memory, a file or a thread."""
+    refused = isinstance(error, OSError) and error.errno in _LIMITED
+    return refused or isinstance(error, MemoryError) or "can't start new thread" in str(error)
+
+
 def _report(failure: Exception) -> int:
     """Prints what went wrong, which may hold words of a simulator; returns the exit status.
 
@@ -133,6 +152,9 @@ def _report(failure: Exception) -> int:
     error = first_failure(failure)
     if isinstance(error, OSError) and error.errno in _UNWRITABLE:
         text = f"got {error}; expected a valid path, with room, and with permission to write; mend it"
+    elif _is_limit(error):
+        got = str(error) or "no memory"
+        text = f"got {got}; expected what a run needs; raise the limits of this process (`ulimit -a`)"
     elif isinstance(error, SparringError):
         text = str(error)
     else:

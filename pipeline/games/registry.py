@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import inspect
+import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
@@ -12,6 +13,7 @@ from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.simulation.game import Game
 
 _TYPES: Final[Mapping[str, type[Option]]] = {"bool": bool, "int": int, "float": float, "str": str}
+_ANY: Final = tuple(_TYPES.values())
 _SWITCHES: Final = {"true": True, "false": False}
 
 MOST_AREAS: Final = 1_000_000
@@ -51,7 +53,7 @@ def parse_options(name: str, texts: Iterable[str]) -> dict[str, Option]:
     Args:
         name: one of `names()`.
         texts: texts of the command line; a bridge passes unknown keys to the environment, as true or false, whole
-            number, number or text, the first that fits.
+            number, number or text, the first that fits; "..." is always a text.
 
     Raises:
         SettingsError: a text has no `=`, a key is unknown or given twice, or a value has the wrong type.
@@ -64,8 +66,17 @@ def parse_options(name: str, texts: Iterable[str]) -> dict[str, Option]:
             raise SettingsError(f"got option {text!r}; expected key=value, each key once; correct the command line")
         if key not in known and not free:
             raise _unknown(f"option {key!r} for {name!r}", key, known)
-        options[key] = _convert(key, value, known.get(key, tuple(_TYPES.values())))
+        options[key] = _convert(key, value, known.get(key, _ANY))
     return options
+
+
+def option_text(value: Option) -> str:
+    """Returns an option as a text that `parse_options` reads as the same value."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str) and (value.startswith('"') or _convert("", value, _ANY) != value):
+        return json.dumps(value)
+    return str(value)
 
 
 def option_types(name: str) -> tuple[dict[str, tuple[type[Option], ...]], bool]:
@@ -102,6 +113,9 @@ def _maker(name: str) -> Callable[..., Game]:
 
 
 def _convert(key: str, value: str, wanted: tuple[type[Option], ...]) -> Option:
+    if str in wanted and value.startswith('"'):
+        with contextlib.suppress(ValueError):
+            return str(json.loads(value))
     for kind in wanted:
         with contextlib.suppress(ValueError, KeyError):
             return _SWITCHES[value.lower()] if kind is bool else kind(value)

@@ -71,7 +71,8 @@ def encode(value: Value) -> list[Buffer]:
     arrays: Arrays = []
     header = encode_record(value, arrays)
     header["arrays"] = [[array.dtype.str, array.shape] for array in arrays]
-    return [msgpack.packb(header), *(array.data.cast("B") if array.size else b"" for array in arrays)]
+    packed = msgpack.packb(header, unicode_errors="backslashreplace")  # an error of a game may quote broken text
+    return [packed, *(array.data.cast("B") if array.size else b"" for array in arrays)]
 
 
 def decode(frames: Sequence[Buffer], limits: Limits = SERVICES) -> Value:

@@ -89,13 +89,13 @@ class LineWriter(logging.handlers.QueueHandler):
 
     def __init__(self, target: logging.Handler, waiting: int = _WAITING_LINES) -> None:
         self._lines: queue.Queue[logging.LogRecord | None] = queue.Queue(waiting)
-        super().__init__(self._lines)
         self._target = target
         self._target.handleError = self.handleError  # type: ignore[method-assign]
         self._failed = False
         self.dropped = 0
         self._thread = threading.Thread(target=self._write, name="log lines", daemon=True)
-        self._thread.start()
+        self._thread.start()  # first: where that fails, no handler is left to be closed at exit
+        super().__init__(self._lines)
 
     def enqueue(self, record: logging.LogRecord) -> None:
         """Puts a formatted record into the queue, or drops it."""

@@ -10,7 +10,7 @@ from typing import Final
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from sparring.pipeline.errors import did_you_mean
-from sparring.pipeline.games.registry import names, option_types, required_options
+from sparring.pipeline.games.registry import names, option_text, option_types, required_options
 from sparring.pipeline.networks.settings import StrictSettings
 
 Option = bool | int | float | str
@@ -114,7 +114,7 @@ class SimulatorSettings(StrictSettings):
         """Returns areas and options, and other options before them, as arguments of the command line."""
         found = ["--areas", str(self.areas)]
         for key, value in {**others, **self.options}.items():
-            found += ["--option", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]
+            found += ["--option", f"{key}={option_text(value)}"]
         return found
 
     def arguments(self, *, address: str, number: int, seed: int) -> list[str]:

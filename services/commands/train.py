@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import fcntl
 import os
+import secrets
 import shlex
 import shutil
 import signal
@@ -140,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
     notes = [*loaded.notices, *without_effect(settings)]
     if kept.inference:
         return STATUSES[_infer(args, settings, notes)]
-    run_id = kept.run_id or f"{args.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    run_id = kept.run_id or f"{args.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     directory = run_folder(Path(kept.results_dir), run_id, resume=kept.resume, force=kept.force)
     with locked(directory):
         if kept.resume and (end := finished(directory, settings)):

@@ -27,6 +27,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Final, NoReturn
 
 from setproctitle import setproctitle
@@ -264,6 +265,9 @@ def serve(requests: socket.socket) -> list[str]:
         for number, stream in enumerate(streams, 1):
             os.dup2(stream, number)
             os.close(stream)
+        with suppress(OSError):
+            if not _is_there():
+                os.chdir("/")  # torch's libraries cannot be loaded in a working folder that was removed
         request = json.loads(text)
         os.environ.update(request["environment"])
         end_at_close(lifeline)
@@ -272,6 +276,15 @@ def serve(requests: socket.socket) -> list[str]:
         os.close(held)
         setproctitle(" ".join(["sparring", *request["arguments"]]))
         return [str(one) for one in request["arguments"]]
+
+
+def _is_there() -> bool:
+    """Returns whether the working folder exists."""
+    try:
+        Path.cwd()
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager

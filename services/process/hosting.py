@@ -69,7 +69,7 @@ class HostedService(Protocol):
 
     @property
     def starved_s(self) -> float:
-        """Returns the seconds for which its main thread could run and was given no core; 0 where that is unknown."""
+        """Returns the seconds for which its threads could run and were given no core; 0 where that is unknown."""
 
     async def wait(self) -> str:
         """Waits for its end; returns "" where it ended in order, else what went wrong."""
@@ -127,11 +127,15 @@ class Process:
 
     @property
     def starved_s(self) -> float:
-        """Returns the seconds for which its main thread could run and was given no core; 0 beyond Linux."""
-        try:
-            return int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[1]) / 1e9
-        except (OSError, IndexError):
-            return 0.0
+        """Returns the seconds for which its threads could run and were given no core; 0 beyond Linux.
+
+        One that is starved of its sockets' thread is as silent as one that is starved of its main thread.
+        """
+        waited_ns = 0
+        for thread in Path(f"/proc/{self.pid}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError, IndexError):  # it has ended meanwhile
+                waited_ns += int(thread.read_text().split()[1])
+        return waited_ns / 1e9
 
     @property
     def hopeless(self) -> bool:

@@ -147,6 +147,13 @@ class ActiveRun:
         if self.status != "failed":
             self.status, self.error = "failed", error
 
+    def fail_at_the_end(self, part: Part, failure: str) -> None:
+        """Notes that a part has failed while the run ends: one that saves something then fails the run."""
+        if part.name == "coordination" or part.name.startswith("learning-"):
+            self.fail_late(f"{part.name} failed at the end: {failure}")
+        else:
+            self.log.warning("failed_at_the_end", part=part.name, error=failure, notice=True)
+
     # ---------------------------------------------------------------- its parts
 
     def keep(self, tasks: TaskGroup, plan: Plan) -> None:
@@ -217,7 +224,10 @@ class ActiveRun:
         (self.log.info if known else self.log.warning)("failed", part=part.name, error=error, failures=count, **further)
         if why:
             part.died = True
-            self.fail(f"{part.name} {why}: {error}{remedy}{_explanation(part, hosted)}")
+            if self.over.is_set():
+                self.fail_at_the_end(part, error)
+            else:
+                self.fail(f"{part.name} {why}: {error}{remedy}{_explanation(part, hosted)}")
             return False
         with anyio.move_on_after(wait_s):
             await self.over.wait()

@@ -78,10 +78,7 @@ async def _stop(active: ActiveRun, names: list[str], limit_s: float, reported_by
     for part in parts if ask and not active.hurried else ():
         if not part.failure or part in late:
             continue
-        if part.name == "coordination" or part.name.startswith("learning-"):  # it saves something at the end
-            active.fail_late(f"{part.name} failed at the end: {part.failure}")
-        else:
-            active.log.warning("failed_at_the_end", part=part.name, error=part.failure, notice=True)
+        active.fail_at_the_end(part, part.failure)
 
 
 async def _wait_until_ended(parts: list[Part], limit_s: float) -> None:

@@ -6,10 +6,12 @@ import os
 import random
 import secrets
 import shutil
+import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import anyio
 
@@ -28,6 +30,8 @@ from sparring.services.supervision.hosts import Host, HostElsewhere, Processes, 
 from sparring.services.supervision.ports import Ports, open_ports
 from sparring.services.supervision.supervisor import Grow, Supervisor
 from sparring.services.supervision.topology import Topology, build, load_run
+
+_LEAST_FILES: Final = 64
 
 
 def new_seed() -> int:
@@ -56,6 +60,7 @@ def launch(
         cluster: where it runs; None for this machine.
     """
     run, settings = topology.run, topology.run.settings
+    _check_limit_of_files()
     topology.save()
     bounds = settings.pipeline.logs
     logs.configure(run.directory, run.id, "supervisor", console=True, most_bytes=bounds.most_bytes, kept=bounds.kept)
@@ -70,6 +75,19 @@ def launch(
 
     serve = _as_tasks if in_process else partial(_as_processes, cluster=cluster)
     return anyio.run(_supervise, topology, grow, serve, backend_options=LOOP_OPTIONS)
+
+
+def _check_limit_of_files() -> None:
+    """Raises SettingsError where this process may open too few files for a run."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= most < _LEAST_FILES:  # it is negative where there is none
+        raise SettingsError(
+            f"got a limit of {most} open files; expected at least {_LEAST_FILES}; raise it (`ulimit -n {_LEAST_FILES}`)"
+        )
 
 
 def _show(notes: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import secrets
 import shlex
 import signal
 import sys
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     """
     sweep = read_sweep(args.config, args.space, args.assigned)
     read(args.config, {"checkpoint_settings.run_id": args.run_id})  # it is the name of a folder
-    run_id = args.run_id or f"{args.config.stem}-sweep-{time.strftime('%Y%m%d-%H%M%S')}"
+    run_id = args.run_id or f"{args.config.stem}-sweep-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     folder = run_folder(args.results_dir, run_id, resume=args.resume, force=args.force)
     with locked(folder):
         _begin(sweep, folder, resume=args.resume, force=args.force)

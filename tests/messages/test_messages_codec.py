@@ -31,7 +31,7 @@ from sparring.pipeline.messages.codec import (
     to_bytes,
 )
 from sparring.pipeline.messages.schema import TAGS, Columns, record, tag_of
-from sparring.pipeline.messages.simulator import Act, BehaviorActions, Ends, Hello, Ping, Reset, Step, Welcome
+from sparring.pipeline.messages.simulator import Act, BehaviorActions, Ends, Fault, Hello, Ping, Reset, Step, Welcome
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -465,6 +465,12 @@ def test_columns_that_are_not_contiguous_are_sent_in_c_order() -> None:
     got = from_bytes(to_bytes(sent))
     np.testing.assert_array_equal(got.continuous, matrix.T)
     np.testing.assert_array_equal(got.agents, [0, 2, 4])
+
+
+def test_broken_text_of_a_game_is_told_in_its_fault() -> None:
+    """Its error may quote bytes that are no text."""
+    fault = Fault(code="internal", got="a\udcffb", expected="", remedy="")
+    assert from_bytes(to_bytes(fault)).got == "a\\udcffb"
 
 
 def test_missing_fields_get_defaults_and_integers_are_valid_floats() -> None:

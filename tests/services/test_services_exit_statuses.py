@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import re
 import signal
@@ -163,6 +164,50 @@ def test_output_that_nothing_reads_ends_a_command_without_a_traceback(tmp_path: 
     done = subprocess.run(command, cwd=tmp_path, stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False)
     os.close(writing)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it removes no working folder")
+def test_working_folder_that_was_removed_is_told_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    for words in (["doctor"], ["train", str(tmp_path / "config.yaml")]):
+        assert main(words) == 2
+        assert "got a working folder that cannot be found" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), "got [Errno 24] Too many open files; "),
+        (OSError(errno.EFBIG, "File too large", "here"), "got [Errno 27] File too large: 'here'; "),
+        (RuntimeError("can't start new thread"), "got can't start new thread; "),
+        (MemoryError(), "got no memory; "),
+    ],
+)
+def test_limit_of_the_system_is_told_without_a_traceback(
+    failure: Exception, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: argparse.Namespace) -> int:
+        raise ExceptionGroup("tasks", [failure])
+
+    monkeypatch.setattr("sparring.services.commands.doctor.run", fail)
+    assert main(["doctor"]) == 1
+    expected = "expected what a run needs; raise the limits of this process (`ulimit -a`)"
+    assert capsys.readouterr().err == f"sparring: {said}{expected}\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it has no such limit")
+def test_too_low_limit_of_open_files_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("behaviors: {Goal: {}}\nsimulators: [{name: goal}]\n")
+    command = f"ulimit -n 48; {sys.executable} -m sparring train config.yaml --run-id run"
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "got a limit of 48 open files; expected at least 64; raise it (`ulimit -n 64`)" in done.stderr
+    assert not (tmp_path / "results" / "run" / "run.json").exists()
 
 
 def test_folder_in_place_of_a_file_is_named_without_a_traceback(

@@ -94,6 +94,23 @@ def test_process_has_its_own_variables_output_group_and_title_and_no_folder_of_t
     assert (tmp_path / "err").read_text() == "bad\n"
 
 
+def test_process_leaves_a_working_folder_that_was_removed(
+    commands: None, tmp_path: Path, lifeline: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries cannot be loaded there; one that exists stays."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    made = ForkServer(forking.MODULES)
+    try:
+        assert start(made, "print(os.getcwd())", tmp_path, lifeline).wait(LIMIT_S) == 0
+        folder.rmdir()
+        assert start(made, "print(os.getcwd())", tmp_path, lifeline).wait(LIMIT_S) == 0
+    finally:
+        made.close()
+    assert (tmp_path / "out").read_text() == f"{folder}\n/\n"
+
+
 def test_wait_has_a_limit(server: ForkServer, tmp_path: Path, lifeline: tuple[int, int]) -> None:
     process = start(server, "time.sleep(1000)", tmp_path, lifeline)
     with pytest.raises(subprocess.TimeoutExpired):

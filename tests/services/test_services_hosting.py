@@ -126,6 +126,34 @@ async def test_process_that_shares_its_core_is_starved_for_some_time(tmp_path: P
     assert started[0].starved_s == 0.0, "it has ended"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
+async def test_process_is_starved_whose_threads_wait_for_a_core_though_its_main_thread_does_not(tmp_path: Path) -> None:
+    """A thread of its own carries its messages."""
+    program = f"""
+import hashlib, os, threading, time
+os.sched_setaffinity(0, [{usable_cores()[0]}])
+data, over, burnt = bytes(2**20), threading.Event(), threading.Barrier(3)
+def burn():
+    while time.thread_time() < 0.2:
+        hashlib.sha256(data)  # without the lock of the interpreter
+    burnt.wait()
+    over.wait()
+for _ in range(2):
+    threading.Thread(target=burn).start()
+burnt.wait()
+print(flush=True)
+input()
+over.set()
+"""
+    popen = partial(subprocess.Popen, [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with popen() as burns:
+        assert burns.stdout is not None
+        assert burns.stdout.readline() == b"\n"
+        starved_s = Process(burns, tmp_path / "none").starved_s
+        burns.communicate(b"\n")
+    assert starved_s >= 0.1
+
+
 async def test_cpu_time_of_a_group_is_that_of_all_its_processes() -> None:
     burns = "import time\nwhile time.process_time() < 0.1: pass\n"
     program = f"{burns}import subprocess, sys\nsubprocess.run([sys.executable, '-c', {burns + 'print(); input()'!r}])"

@@ -483,6 +483,29 @@ async def test_every_checkpoint_is_exported_and_the_last_before_the_end(
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(("part", "status"), [("learning-Goal", "failed"), ("assembly", "completed")])
+async def test_learner_that_cannot_save_while_the_run_ends_fails_the_run(
+    tmp_path: Path, part: str, status: str
+) -> None:
+    """Its turn to stop has not come yet; what saves nothing is warned of."""
+    host, hub = FakeHost({part: "exit status 28"}), MemoryHub()
+    async with (
+        MemoryTransport(hub, start="coordination.1") as own,
+        MemoryTransport(hub, start="supervisor.1") as transport,
+    ):
+        topic = await own.publisher("coordination")
+        supervisor = supervisor_of(topology_of(tmp_path), host, transport)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(supervisor.supervise)
+            await anyio.sleep(1)
+            topic.publish(RUN, FINISHED)
+            host.latest[part].hopeless = True
+            supervisor.active.end("completed")
+            host.latest[part].stop()
+    assert supervisor.active.status == status
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize(("part", "again"), [("assembly", True), ("simulator-0", False)])
 async def test_service_that_is_dead_when_the_run_ends_is_restarted_once(tmp_path: Path, part: str, again: bool) -> None:
     """Its next incarnation counts the steps that it held as lost; a simulator holds none and stays down."""

@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from sparring.pipeline.bridges.spaces import Option
 from sparring.pipeline.compliance.steps import StepWatch
 from sparring.pipeline.compliance.trial import random_actions
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.games.registry import make, names, parse_options
+from sparring.pipeline.games.registry import make, names, option_text, parse_options
 from sparring.pipeline.messages.simulator import Step
 from sparring.pipeline.simulation import run
 from sparring.pipeline.specs import BehaviorId
@@ -20,6 +23,7 @@ from tests.simulation.compliance_simulator import verdicts_of
 BUILT_IN = ("balance", "crowd", "goal", "goals", "key-door", "rooms", "scramble", "soccer")
 PAIRS = ("balance", "goal", "key-door", "scramble")
 STEPS = 600
+LIKE_OTHERS = ("1", "007", "True", "1e5", "nan", "-inf", '"', '""', '"a"', "a=b", "[1]")
 GROUPS: list[tuple[str, dict[str, Any]]] = [
     ("goals", {"mixed": True}),
     ("goals", {"members": 3}),
@@ -84,6 +88,12 @@ def test_a_game_with_groups_passes_the_compliance_test(name: str, options: dict[
     """It connects over a socket, as with `sparring compliance`."""
     verdicts = verdicts_of(lambda address: run(make(name, 2, **options), address, connect_timeout_s=1.0))
     assert {rule: verdict.status for rule, verdict in verdicts.items() if verdict.status != "PASS"} == {}
+
+
+@given(st.one_of(st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.sampled_from(LIKE_OTHERS)))
+def test_option_of_a_configuration_is_the_same_on_a_command_line(value: Option) -> None:
+    found = parse_options("gymnasium", ["env_id=1", f"a={option_text(value)}"])["a"]
+    assert (type(found), found) == (type(value), value)
 
 
 def test_options_get_the_type_that_the_simulator_expects() -> None:
