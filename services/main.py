@@ -88,10 +88,10 @@ def _open_standard_streams() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit status: 0 success, 1 failure, 2 bad input."""
     _open_standard_streams()
-    end_with_supervisor()  # before the imports, during which it may end
+    is_supervised = end_with_supervisor()  # before the imports, during which it may end
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        _check_working_folder()
+        _check_working_folder(is_supervised=is_supervised)
         status = _run(given)
         sys.stdout.flush()
         return status
@@ -102,11 +102,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _report(failure)
 
 
-def _check_working_folder() -> None:
-    """Raises SettingsError where the working folder is gone, in which libraries and relative paths would fail later."""
+def _check_working_folder(*, is_supervised: bool) -> None:
+    """Raises SettingsError where the working folder is gone; a part of a run that began in it leaves it.
+
+    No library can be loaded there.
+    """
     try:
         Path.cwd()
     except OSError as error:
+        if is_supervised:
+            return os.chdir("/")
         raise SettingsError(
             f"got a working folder that cannot be found ({error.strerror}); expected one that exists; change to another"
         ) from None

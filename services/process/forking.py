@@ -83,7 +83,10 @@ class ForkServer:
         reader, writer = os.pipe()
         held, release = os.pipe()
         try:
-            request = json.dumps({"arguments": arguments, "environment": environment}).encode()
+            folder = ""
+            with suppress(OSError):  # it was removed
+                folder = str(Path.cwd())
+            request = json.dumps({"arguments": arguments, "environment": environment, "folder": folder}).encode()
             if len(request) > _LARGEST:
                 raise OSError(f"got {len(request)} bytes of arguments and variables; expected at most {_LARGEST}")
             with self._lock:
@@ -265,10 +268,9 @@ def serve(requests: socket.socket) -> list[str]:
         for number, stream in enumerate(streams, 1):
             os.dup2(stream, number)
             os.close(stream)
-        with suppress(OSError):
-            if not _is_there():
-                os.chdir("/")  # torch's libraries cannot be loaded in a working folder that was removed
         request = json.loads(text)
+        with suppress(OSError):  # it was removed
+            os.chdir(request["folder"])
         os.environ.update(request["environment"])
         end_at_close(lifeline)
         if not os.read(held, 1):  # the supervisor does not know of this process, because the server died too early
@@ -276,15 +278,6 @@ def serve(requests: socket.socket) -> list[str]:
         os.close(held)
         setproctitle(" ".join(["sparring", *request["arguments"]]))
         return [str(one) for one in request["arguments"]]
-
-
-def _is_there() -> bool:
-    """Returns whether the working folder exists."""
-    try:
-        Path.cwd()
-    except OSError:
-        return False
-    return True
 
 
 @contextmanager
@@ -330,6 +323,7 @@ def main(arguments: Sequence[str]) -> list[str]:
     """Runs the server; returns only in a child, with the arguments of its command."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when it ends
     resume_with_parent()
+    os.chdir("/")  # torch's libraries cannot be loaded in a working folder that was removed
     with _ending_at_hangup(int(arguments[0])):
         for module in arguments[1:]:
             importlib.import_module(module)

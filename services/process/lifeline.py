@@ -21,11 +21,11 @@ _BAD_INPUT: Final = 2
 _POLL_S: Final = 0.01
 
 
-def end_with_supervisor() -> None:
-    """Makes this process end with its supervisor; does nothing where it has none."""
+def end_with_supervisor() -> bool:
+    """Makes this process end with its supervisor; returns whether it has one."""
     text = os.environ.pop(PIPE_VARIABLE, "")
     if not text:
-        return
+        return False
     try:
         os.fstat(pipe := int(text))
     except (ValueError, OverflowError, OSError):
@@ -33,6 +33,7 @@ def end_with_supervisor() -> None:
         raise SystemExit(_BAD_INPUT) from None
     end_with_parent()  # also where it is stopped and cannot read its pipe
     end_at_close(pipe)
+    return True
 
 
 @contextlib.contextmanager
