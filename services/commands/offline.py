@@ -7,7 +7,6 @@ unblocked by  nothing
 """
 
 import json
-import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -25,6 +24,7 @@ from sparring.pipeline.monitoring.curves import lineages, picture
 from sparring.pipeline.monitoring.intervals import Interval
 from sparring.pipeline.monitoring.summary import BehaviorSummary, Status, summary
 from sparring.pipeline.networks.device import configure_torch, usable
+from sparring.services.process.hosting import ending_signals
 from sparring.services.process.runtime import Run
 from sparring.services.supervision.topology import Topology
 
@@ -57,14 +57,10 @@ def train(topology: Topology, notes: list[str]) -> Status:
 
 @contextmanager
 def _stopping() -> Iterator[threading.Event]:
-    """Yields an event that SIGINT and SIGTERM set."""
-    stop, numbers = threading.Event(), (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda *_: stop.set()) for number in numbers]
-    try:
+    """Yields an event that the signals set which end a process."""
+    stop = threading.Event()
+    with ending_signals(lambda *_: stop.set()):
         yield stop
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
 
 
 class _Offline:

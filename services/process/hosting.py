@@ -12,6 +12,7 @@ import sys
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import IO, Final, Protocol
 
 import anyio
@@ -46,14 +47,16 @@ async def follow_signals(react: Callable[[], None]) -> None:
 
 
 @contextlib.contextmanager
-def ignored_signals() -> Iterator[None]:
-    """Ignores signals that would end this process, while it ends in order anyway."""
-    former = {one: signal.signal(one, signal.SIG_IGN) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+def ending_signals(handler: Callable[[int, FrameType | None], object] | int) -> Iterator[None]:
+    """Handles the signals that end a process meanwhile; a hangup that is ignored, as by nohup, stays ignored."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    heard = [one for one in numbers if one != signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN]
+    former = [(one, signal.signal(one, handler)) for one in heard]
     try:
         yield
     finally:
-        for one, handler in former.items():
-            signal.signal(one, handler)
+        for one, before in former:
+            signal.signal(one, before)
 
 
 class HostedService(Protocol):

@@ -6,6 +6,7 @@ import os
 import random
 import secrets
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,7 +25,7 @@ from sparring.pipeline.security import KEY_FILE
 from sparring.pipeline.settings import Settings, not_here, started_by_hand
 from sparring.services.process import forking
 from sparring.services.process.encryption import exposed, service_key, unprotected
-from sparring.services.process.hosting import LOOP_OPTIONS, ProcessHost, ignored_signals
+from sparring.services.process.hosting import LOOP_OPTIONS, ProcessHost, ending_signals
 from sparring.services.process.runtime import Playback
 from sparring.services.supervision.hosts import Host, HostElsewhere, Processes, Tasks
 from sparring.services.supervision.ports import Ports, open_ports
@@ -246,7 +247,7 @@ async def _supervise(
     try:
         return await serve(topology, grow, processes)
     finally:
-        with ignored_signals():  # the run has its status by now
+        with ending_signals(signal.SIG_IGN):  # the run has its status by now
             processes.close()
             forking.end()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -235,8 +236,9 @@ def test_person_can_end_the_recording(tmp_path: Path, capsys: pytest.CaptureFixt
     assert record(tmp_path, played(tmp_path, "quits"), "--script", "clever", "--force", status=1) is not None
 
 
-def test_ctrl_c_keeps_complete_episodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_that_ends_the_command_keeps_complete_episodes(
+    tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The simulator receives a Bye, and the files are written."""
     answer, interrupted_steps = record_service._Session.answer, []
@@ -244,7 +246,7 @@ def test_ctrl_c_keeps_complete_episodes(
     def interrupted(session: Any, step: Any) -> Any:
         if step.sequence == LAST:
             interrupted_steps.append(step)
-            raise KeyboardInterrupt
+            signal.raise_signal(number)
         return answer(session, step)
 
     monkeypatch.setattr(record_service._Session, "answer", interrupted)
