@@ -40,6 +40,7 @@ _NAMES: Final = re.compile(r"(checkpoint|recovery)-(\d+)(?:-(\d+))?")
 _TENSORS: Final = ("weights.safetensors", "optimizer.safetensors")
 _STATE: Final = "state.json"
 _VERSION: Final = "version"
+_MOST_DIGITS: Final = 18
 _FIELDS: Final = {"behavior": str, "description": dict, "version": int, "updates": int, "trained": int, "counts": dict}
 """Fields of `state.json` and their types, beside those of its format."""
 
@@ -143,7 +144,7 @@ class CheckpointFolder:
         write_atomically(self.path / _VERSION, str(version).encode(), durable=False)
 
     def noted_version(self) -> int:
-        """Returns the version noted last; 0 if there is none, or if a power loss removed it.
+        """Returns the version noted last; 0 if there is none, or if a power loss or another program has damaged it.
 
         Raises:
             CheckpointError: its file cannot be read.
@@ -159,7 +160,7 @@ class CheckpointFolder:
                 expected="the file of an earlier start in the folder of the behavior",
                 remedy="correct its permissions, or remove what is in its place",
             ) from error
-        return int(text) if text.isdigit() else 0
+        return int(text) if text.isdigit() and len(text) <= _MOST_DIGITS else 0
 
     def _save(self, checkpoint: Checkpoint, name: str, keep: int) -> Path:
         path, kind = self._write(checkpoint, name), name.partition("-")[0]

@@ -46,12 +46,14 @@ def lineages(records: Iterable[Record]) -> Curves:
     """
     curves: Curves = {}
     for record in records:
-        if record.get("type") != "interval":
-            continue
-        line = curves.setdefault(record["behavior"], [])
-        while line and line[-1]["step"] >= record["step"]:
-            line.pop()
-        line.append(record)
+        match record:
+            case {"type": "interval", "behavior": str(behavior), "step": int(step)}:
+                line = curves.setdefault(behavior, [])
+                while line and line[-1]["step"] >= step:
+                    line.pop()
+                line.append(record)
+            case _:  # something else, or another program has changed the file
+                pass
     return curves
 
 

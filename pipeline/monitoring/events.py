@@ -94,7 +94,7 @@ class Lines:
 
     Attributes:
         position: of the line after the one that was read last; None before the first.
-        unreadable: lines that were no JSON, because what wrote them was killed.
+        unreadable: lines that were no objects of JSON, because what wrote them was killed.
         gaps: times that a rotated file was removed before its end was read.
     """
 
@@ -114,9 +114,11 @@ class Lines:
                 try:
                     content = pydantic_core.from_json(line)
                 except ValueError:
+                    content = None
+                if isinstance(content, dict):
+                    yield content
+                else:
                     self.unreadable += 1
-                    continue
-                yield content
             if end > begin:
                 return
 

@@ -134,7 +134,7 @@ def private_folder(prefix: str, remove: Callable[[Path], None]) -> Iterator[Path
             if lock.lstat().st_uid == os.geteuid():
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its process lives
                 remove(lock.parent)
-    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    folder, owner = Path(tempfile.mkdtemp(prefix=prefix)), os.getpid()
     unlocked = folder / "unlocked"
     with unlocked.open("xb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -143,7 +143,8 @@ def private_folder(prefix: str, remove: Callable[[Path], None]) -> Iterator[Path
             yield folder
         finally:
             with suppress(OSError):
-                remove(folder)
+                if os.getpid() == owner:  # and not a process that was forked meanwhile
+                    remove(folder)
 
 
 def _remove(folder: Path) -> None:

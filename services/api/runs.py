@@ -26,6 +26,7 @@ from typing_extensions import TypedDict
 from sparring.pipeline.errors import BAD_INPUT, ServiceError, SettingsError, SparringError, how_ended
 from sparring.pipeline.files import Json, regular
 from sparring.pipeline.monitoring.events import Event, EventFiles, EventKind, Identity, identity_of, present
+from sparring.pipeline.queues.endpoints import private_folder
 from sparring.services.api.arguments import checked
 from sparring.services.process.hosting import SPARRING
 from sparring.services.process.lifeline import ending_with_caller
@@ -34,7 +35,7 @@ Callback = Callable[[Event], object]
 Config = str | Path | Mapping[str, Json]
 
 _POLL_S: Final = 0.1
-_WRITTEN: Final = "sparring-given-"
+_WRITTEN: Final = "sparring_given-"
 """Begins the name of the folder in which a configuration is written that was given as data."""
 _CALLBACKS_S: Final = 30.0
 """Seconds that the end of a run waits for callbacks."""
@@ -154,7 +155,8 @@ class Run:
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"the run in {self.folder} still runs after {timeout_s:g} s") from None
         left_s = _CALLBACKS_S if timeout_s is None else timeout_s - (time.monotonic() - began)
-        self._watcher.join(max(0.0, min(left_s, _CALLBACKS_S)))
+        if self._watcher is not threading.current_thread():  # a callback waits
+            self._watcher.join(max(0.0, min(left_s, _CALLBACKS_S)))
         result = self._result(status)
         if status == BAD_INPUT and result.status == "refused":
             raise SettingsError(result.error)
@@ -358,14 +360,11 @@ def written(config: Config, overrides: Mapping[str, Json] | None) -> Iterator[li
     content, pipeline = dict(config), config.get("pipeline") or {}
     if isinstance(pipeline, Mapping) and isinstance(own := pipeline.get("python_path", ()), list | tuple):
         content["pipeline"] = {**pipeline, "python_path": [*own, str(Path.cwd())]}
-    text, folder, owner = _json(content), tempfile.mkdtemp(prefix=_WRITTEN), os.getpid()
-    try:
-        path = Path(folder, "config.yaml")
+    text = _json(content)
+    with private_folder(_WRITTEN, shutil.rmtree) as folder:
+        path = folder / "config.yaml"
         path.write_text(text, encoding="utf-8", errors="surrogatepass")  # JSON is YAML
         yield [str(path), *assigned]
-    finally:
-        if os.getpid() == owner:  # a process that is forked meanwhile must not remove it
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def without_file(error: str) -> str:

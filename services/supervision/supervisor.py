@@ -200,20 +200,21 @@ class Supervisor:
             self._teams.setdefault(name, set()).update(teams)
 
     def _warn_without_opponents(self, state: RunState) -> None:
-        """Warns once of self-play whose simulators have one team only, after the first update."""
-        names = [name for name in self.active.topology.run.self_play if name in state.step_counts]
+        """Warns once of self-play whose simulators have one team only, after the first update, or of a tournament."""
+        run = self.active.topology.run
+        names = [name for name in run.self_play if name in state.step_counts]
         teams = {team for name in names for team in self._teams.get(name, ())}
-        trained = any(state.step_counts[name].trained for name in names)
-        if trained and len(teams) == 1 and not state.ratings and not self._is_warned:
+        remedy = "give the opponents another team in the simulator"
+        if run.playing is not None:
+            effect, is_due = "no match is played until a second team plays", True
+        else:
+            effect = "self_play has no rating and no win rate until a second team plays"
+            remedy += ", or remove self_play"
+            is_due = any(state.step_counts[name].trained for name in names) and not state.ratings
+        if is_due and len(teams) == 1 and not self._is_warned:
             self._is_warned = True
-            self._log.warning(
-                "no_opponents",
-                behaviors=names,
-                cause="all agents are in one team",
-                effect="self_play has no rating and no win rate until a second team plays",
-                remedy="give the opponents another team in the simulator, or remove self_play",
-                notice=True,
-            )
+            cause = "all agents are in one team"
+            self._log.warning("no_opponents", behaviors=names, cause=cause, effect=effect, remedy=remedy, notice=True)
 
     # ---------------------------------------------------------------- the end
 

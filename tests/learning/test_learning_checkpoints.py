@@ -167,6 +167,14 @@ def test_noted_version_is_read_back_and_is_no_checkpoint(folder):
     assert names(folder) == []
 
 
+@pytest.mark.parametrize("text", ["", "seven", "-1", "9" * 20])
+def test_damaged_version_counts_as_none(folder, text):
+    """Coordination knows the last one, too."""
+    folder.note_version(7)
+    (folder.path / "version").write_text(text)
+    assert folder.noted_version() == 0
+
+
 def test_file_in_place_of_the_folder_is_refused_with_its_remedy(folder):
     folder.path.write_text("not a folder")
     with pytest.raises(CheckpointError, match=r"version, which cannot be read \(Not a directory\).*remove what is in"):

@@ -174,7 +174,8 @@ def test_closed_console_raises_nothing() -> None:
 
 def test_line_of_an_earlier_step_replaces_later_ones(make_interval: Make) -> None:
     lines = [make_interval(step=step).plain() for step in (10, 20, 30, 15, 25)]
-    kept = curves.lineages([{"type": "service"}, *lines])
+    damaged = [None, [], {"type": "interval"}, {"type": "interval", "behavior": "Balance", "step": "10"}]
+    kept = curves.lineages([{"type": "service"}, *lines, *damaged])
     assert [line["step"] for line in kept["Balance"]] == [10, 15, 25]
 
 

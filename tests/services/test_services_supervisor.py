@@ -28,6 +28,7 @@ from sparring.pipeline.queues.interface import Publisher
 from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
 from sparring.pipeline.settings import parse_settings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.services.process.runtime import Playback
 from sparring.services.supervision import supervisor as supervisors
 from sparring.services.supervision.exports import Exports
 from sparring.services.supervision.hosts import Plan
@@ -649,18 +650,28 @@ async def test_behavior_that_comes_while_the_disk_is_full_gets_its_learner_once_
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    ("teams", "trained", "rated", "warned"),
-    [((0,), 64, False, True), ((0,), 0, False, False), ((0, 1), 64, False, False), ((0,), 64, True, False)],
+    ("teams", "trained", "rated", "playing", "warned"),
+    [
+        ((0,), 64, False, None, True),
+        ((0,), 0, False, None, False),
+        ((0, 1), 64, False, None, False),
+        ((0,), 64, True, None, False),
+        ((0,), 0, True, Playback(checkpoints={}, players=["a", "b"]), True),
+        ((0, 1), 0, True, Playback(checkpoints={}, players=["a", "b"]), False),
+    ],
 )
 async def test_behaviors_are_shown_once_and_self_play_without_opponents_is_warned_of(
-    tmp_path: Path, teams: tuple[int, ...], trained: int, rated: bool, warned: bool
+    tmp_path: Path, teams: tuple[int, ...], trained: int, rated: bool, playing: Playback | None, warned: bool
 ) -> None:
-    """The warning comes once an update has trained, and not where the simulator itself plays the other team."""
+    """The warning comes once an update has trained, and not where the simulator itself plays the other team.
+
+    In a tournament, which trains nothing, it comes at once.
+    """
     topology = topology_of(tmp_path)
     settings = topology.run.settings
     goal = settings.behaviors["Goal"].model_copy(update={"self_play": SelfPlaySettings()})
     settings = settings.model_copy(update={"behaviors": {"Goal": goal}})
-    topology = build(settings, run_id="test", directory=tmp_path, seed=1)
+    topology = build(settings, run_id="test", directory=tmp_path, seed=1, playing=playing)
     counts = StepCounts(produced=trained, trained=trained, ghost=0, stale=0, lost=0, open=0)
     learner = RatedLearner(team=0, learning=True, elo=1200, mu=25, sigma=8, ghost_steps=0, opponents={})
     state = dataclasses.replace(
