@@ -45,6 +45,7 @@ class Assembly:
         self._outbox: deque[Segments] = deque()  # finished, not yet put on a queue
         self._turn = anyio.Lock(fast_acquire=True)  # messages leave in the order of their numbers
         self._unaware: set[str] = set()  # behaviors whose learner does not know how far the segments have come
+        self._started: set[str] = set()  # behaviors whose learner has started
         self._learner_started = anyio.Event()
 
     async def open(self, name: str) -> bool:
@@ -121,6 +122,7 @@ class Assembly:
 
     def _on_learner(self, behavior: str, _receivers: int) -> None:
         self._unaware.add(behavior)
+        self._started.add(behavior)
         self._learner_started.set()
 
     async def settle(self) -> None:
@@ -128,8 +130,10 @@ class Assembly:
 
         It waits for no learner that has yet to start where nothing but announcements is on the way.
         """
-        unreceived = sum(sender.statistics().unacknowledged_steps for sender in self._senders.values())
-        if not unreceived and not any(len(message.log_probs) for message in self._outbox):
+        unreceived = sum(sender.statistics().unacknowledged_messages for sender in self._senders.values())
+        if not unreceived and not any(
+            len(message.log_probs) or message.behavior in self._started for message in self._outbox
+        ):
             return
         async with self._turn:
             self._context.progress.waits(ALL, "the end")
