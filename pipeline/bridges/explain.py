@@ -228,7 +228,9 @@ def described_with_place(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Returns the traceback of an error in an environment from its author's code on, whose place the last line names.
+    """Returns the traceback of an error in an environment from its author's code on.
+
+    Its last line is that which a run shows: the whole error, however many lines its text has, and its place.
 
     The whole traceback is returned where neither that code nor its library is in it.
     """
@@ -246,7 +248,8 @@ def traceback_of(error: BaseException) -> str:
             kept = [frame for frame in part.stack[begins[0] :] if not frame.filename.startswith(_OWN)]
             part.stack = traceback.StackSummary.from_list(kept)
         part = part.__cause__ or part.__context__
-    return "".join(whole.format()).rstrip() + f"{place_of(error)}\n"
+    *before, last = whole.format()
+    return "".join(before) + " ".join(last.split("\n")).rstrip() + f"{place_of(error)}\n"
 
 
 def _is_authors(filename: str) -> bool:

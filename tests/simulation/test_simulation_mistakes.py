@@ -466,6 +466,13 @@ def test_a_traceback_begins_in_the_code_of_the_author_and_ends_with_its_place() 
     assert f"({__file__}:" in last
 
 
+def test_an_error_of_several_lines_is_whole_in_the_last_line_of_its_traceback() -> None:
+    """A run shows that line only."""
+    with pytest.raises(ValueError, match="first") as caught:
+        raise ValueError("first\nsecond")
+    assert traceback_of(caught.value).splitlines()[-1].startswith("ValueError: first second (")
+
+
 def test_the_traceback_of_an_error_of_sparring_is_whole() -> None:
     with pytest.raises(AttributeError) as caught:
         read_wrappers(None)  # type: ignore[arg-type]
