@@ -238,9 +238,15 @@ def test_person_can_end_the_recording(tmp_path: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signal_that_ends_the_command_keeps_complete_episodes(
-    tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    number: signal.Signals,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The simulator receives a Bye, and the files are written."""
+    before = signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    request.addfinalizer(lambda: signal.signal(number, before))  # `nohup` has the tests ignore a hangup
     answer, interrupted_steps = record_service._Session.answer, []
 
     def interrupted(session: Any, step: Any) -> Any:
