@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -235,7 +234,9 @@ def follow() -> None:
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM):  # the learner decides when to end
         signal.signal(number, signal.SIG_IGN)
+    status = 0
     try:
         follow()
     except RankLost:  # the learner says so
-        sys.exit(1)
+        status = 1
+    os._exit(status)  # threads of torch.distributed may abort an end in order
