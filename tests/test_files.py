@@ -25,7 +25,7 @@ def test_named_pipe_is_no_file_of_a_run_and_blocks_nothing(tmp_path: Path) -> No
         files.append(pipe, b"line")
     assert str(errors.first_failure(raised.value)) == f"got {pipe}: Not a regular file; expected a file; move it away"
     assert files.regular(missing) == missing
-    assert files.regular(tmp_path) == tmp_path, "whoever opens it is told that it is a folder"
+    assert files.regular(tmp_path) == tmp_path, "opening it fails, as it is a folder"
 
 
 def test_folder_is_copied_without_broken_links_and_a_pipe_in_it_is_named(tmp_path: Path) -> None:

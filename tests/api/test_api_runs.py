@@ -198,7 +198,7 @@ def test_events_of_a_resumed_or_replaced_run_are_its_own(tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_run_ends_although_a_process_forked_from_the_caller_lives_on(tmp_path: Path) -> None:
-    """The forked process can neither follow nor stop it, and is told so."""
+    """The forked process can neither follow nor stop it, and gets an error that says so."""
     code = """
 import json, os, sys, time, sparring
 from sparring.pipeline.errors import ServiceError

@@ -34,7 +34,7 @@ FOUND = {
     3056: "segments that a dead learner had received were trained by the next one and counted as lost",
     4473: "the run did not wait for a part that died just before the end, and no term held its steps",
     7398: "no term held the steps of coordination that an assembly which died with it could not resend",
-    1546: "what an assembly lost just before the end was called a loss of the learner, which had not been told of it",
+    1546: "what an assembly lost just before the end was called a loss of the learner, which did not know of it",
     8263: "stepping, paused while the run ended, had no time left for its last steps",
     4701: "a simulator took a message that never became complete for a heartbeat",
     5427: "steps that a dead assembly had forwarded were counted twice",
