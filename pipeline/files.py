@@ -1,4 +1,4 @@
-"""Writes files so that they are either complete or absent."""
+"""Opens and copies only files, and writes them so that they are either complete or absent."""
 
 import errno
 import os

@@ -171,7 +171,8 @@ class Watchdog:
             return
         if topic.heartbeat_age < _FRESH_S:
             part.starved_s = part.hosted.starved_s
-        since = min(topic.heartbeat_age, now - awake) - (part.hosted.starved_s - part.starved_s)
+        starved_s = max(0.0, part.hosted.starved_s - part.starved_s)  # less where a thread has ended, with its time
+        since = min(topic.heartbeat_age, now - awake) - starved_s
         if since > (HANG_S if part.name in self._active.topology.run.services else MONITOR_HANG_S):
             self._kill_silent(part, "hangs", since)
 
