@@ -90,7 +90,7 @@ class Coordinator:
             self.specs.setdefault(behavior, spec)
         name = service_of(state.source)
         if self._sources.get(name) != state.source:
-            self._simulators.replace(state.source)
+            self._simulators.miss(name, state.source)
         self._sources[name] = state.source
         self._matches[state.source] = state.matches
         for behavior, produced in state.behaviors.items():
@@ -117,8 +117,15 @@ class Coordinator:
         update = WeightsUpdate(version=state.version, progress=progress, rating=rating, done=ledger.done)
         return self.lessons.updated(name, update, {one: ledger.produced for one, ledger in self.ledgers.items()})
 
-    def close(self, assemblies: Iterable[records.AssemblyState | None]) -> None:
-        """Writes off what no learner can receive any more; what assemblies held that ended in order stays open."""
+    def close(self, assemblies: Iterable[records.AssemblyState | None], unfinished: Iterable[str] = ()) -> None:
+        """Writes off what no learner can receive any more; what assemblies held that ended in order stays open.
+
+        Args:
+            assemblies: their latest states.
+            unfinished: stepping services that died at the end: what their simulators have reported last is unknown.
+        """
+        for service in unfinished:
+            self._simulators.miss(service)
         final = [one.held for one in assemblies if one is not None and one.final]
         for name, ledger in self.ledgers.items():
             ledger.close({source: steps for held in final for source, steps in held.get(name, {}).items()})

@@ -388,12 +388,19 @@ class SimulatorTotals:
         if self.unnamed:
             self.unheard.add("")
 
-    def replace(self, present: str) -> None:
-        """Notes that processes which were connected to an earlier incarnation of stepping may have died with it."""
+    def miss(self, service: str, present: str = "") -> None:
+        """Notes that processes which were connected to a stepping service that died may have reported more to it.
+
+        Args:
+            service: of stepping.
+            present: its living incarnation; "" where it has none.
+        """
         for process, (source, steps) in self.known.items():
             is_open = steps.connected and not steps.total
-            if is_open and source != present and service_of(source) == service_of(present):
+            if is_open and source != present and service_of(source) == service:
                 self.unheard.add(process)
+        if not present and any(service_of(source) == service for source in self.unnamed):
+            self.unheard.add("")
 
     def on_stepping_state(self, state: records.SteppingState) -> Counter[str]:
         """Takes over the steps of simulators; returns by behavior those that no report of stepping has counted."""

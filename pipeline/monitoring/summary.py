@@ -30,7 +30,7 @@ class BehaviorSummary:
         lag: mean and max policy lag of all rows trained.
         losses: lost steps by cause; empty while the run is under way.
         unaccounted: steps that simulators count beyond the produced ones; None before coordination has ended in order,
-            and where the last counts of a former session are missing.
+            and where the last counts of a former session, or of a stepping process that died, are missing.
         checkpoint: path of the checkpoint of the final weights; None if none was saved, or the run is under way.
         weights_sha256: hash of these weights, likewise.
         self_play: ratings, and results against each opponent; None without self-play, or while the run is under way.

@@ -196,7 +196,7 @@ class Stepper:
             acting: False at the end of a run, when outcomes still count and no simulator is answered.
         """
         out, closed = TickResult(), [connection for connection in self.connections.values() if connection.is_closed]
-        waiting = [pair for pair in self._sort_by_arrival() if self.requirements.is_covered(pair[0])]
+        waiting = [pair for pair in self._sort_by_arrival() if self._is_due(pair[0], acting=acting)]
         ready = self.requirements.round_is_complete or not acting
         if not (closed or self._reintroduce or (waiting and ready)):
             return out
@@ -259,15 +259,23 @@ class Stepper:
         pairs = [(one, one.frame) for one in self.connections.values() if one.frame is not None]
         return sorted(pairs, key=lambda p: (0.0 if self.lockstep else p[1].received_at, p[0].number, p[0].key))
 
+    def _is_due(self, connection: SimulatorConnection, *, acting: bool) -> bool:
+        """Returns whether the outcomes of a frame count now: the last ones do before an added behavior has weights."""
+        is_last = connection.is_closed or not acting
+        return self.requirements.is_covered(connection) or (is_last and self.matches.covers(connection))
+
     def _report(self, connection: SimulatorConnection, frame: Frame, now: float) -> None:
-        """Applies the outcomes of a new frame."""
+        """Applies the outcomes of a new frame; agents without a learner have not acted and are left out."""
         frame.reported = True
         frame.backpressured_at = now
         for name, count in connection.pending.items():
             self.behaviors[name].running -= count
         self.matches.end(connection, frame.arrivals)
+        without_weights = self.requirements.without_weights
         for arrival in frame.arrivals:
             behavior = arrival.simulator_behavior.behavior
+            if behavior.name in without_weights:
+                continue
             tick, begin = self._pending_steps.present(behavior), partial(self._begin, connection)
             done, ghosts = apply_report(arrival, connection.number, tick, begin)
             behavior.produced += done

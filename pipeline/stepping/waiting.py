@@ -65,6 +65,11 @@ class Requirements:
     def __post_init__(self) -> None:
         self.deterministic = self.lockstep
 
+    @property
+    def without_weights(self) -> frozenset[str]:
+        """Returns the added behaviors whose learners have published no weights so far."""
+        return self.added - self.policies.keys()
+
     def is_covered(self, connection: SimulatorConnection) -> bool:
         """Returns whether all behaviors of a simulator have learners, and the assignment says who plays in it."""
         return not self._behavior_without_weights(connection) and self.matches.covers(connection)
@@ -119,7 +124,7 @@ class Requirements:
 
     def _behavior_without_weights(self, connection: SimulatorConnection) -> str:
         """Returns an added behavior of a simulator that has no weights yet; "" for none."""
-        missing = self.added - self.policies.keys()
+        missing = self.without_weights
         return next((name for name in connection.pending if name in missing), "") if missing else ""
 
 

@@ -240,7 +240,7 @@ class Coordination:
         Raises:
             DiskFull: the step counts could not be written.
         """
-        self.coordinator.close(assemblies)
+        self.coordinator.close(assemblies, self._unfinished)
         self.log_losses()
         limit_s = self._context.run.settings.pipeline.stop_timeout_s / 2
         try:

@@ -109,6 +109,7 @@ def _has_reported(active: ActiveRun, part: Part) -> bool:
 
 def write_summary(active: ActiveRun, wall_s: float) -> None:
     """Writes `summary.json` of a run that has ended after `wall_s` seconds; the run has failed where that fails."""
+    active.check_folder()
     run, path = active.topology.run, active.topology.run.directory / "summary.json"
     monitored, counted = _monitored(active), active.latest("coordination", RUN)
     names = {*monitored} | ({name for name, one in counted.step_counts.items() if one.produced} if counted else set())
@@ -122,7 +123,10 @@ def write_summary(active: ActiveRun, wall_s: float) -> None:
     )
     ending = {"status": active.status, "summary": str(path), "wall_s": round(wall_s, 1)}
     try:
-        write_atomically(path, json.dumps(content, indent=2).encode())
+        if active.gone:
+            ending["summary"] = "not written"
+        else:
+            write_atomically(path, json.dumps(content, indent=2).encode())
     except OSError as refused:
         active.log.info("summary_not_written", notice=True, **content)
         active.fail_late(f"{path} cannot be written: {refused}")
@@ -178,6 +182,6 @@ def _with_final_counts(active: ActiveRun, name: str, monitored: BehaviorSummary)
     )
     if not found.balanced:
         active.log.error("step_counts_unbalanced", behavior=name, **found.step_counts, notice=True)
-    if found.unaccounted is not None and found.unaccounted > 0:
+    if found.unaccounted:
         active.log.error("steps_unaccounted", behavior=name, steps=found.unaccounted, notice=True)
     return found

@@ -76,6 +76,16 @@ def test_a_process_that_was_connected_to_a_dead_stepping_is_compared_once_it_is_
     assert coordinator.state().unaccounted == {"B": 0}
 
 
+@pytest.mark.parametrize(("connected", "unfinished"), [(False, True), (True, False), (True, True)])
+def test_nothing_is_compared_where_stepping_died_at_the_end_with_simulators(connected: bool, unfinished: bool) -> None:
+    """What they reported to it last is unknown; a stepping process that ended in order has published all."""
+    coordinator = Coordinator("coordination.1")
+    coordinator.ledgers["B"] = StepLedger(least_update_steps=64, overlap=1)
+    coordinator.on_stepping_state(BehaviorSpecs(behaviors={}), stepping_state("stepping-0.a-1", connected=connected))
+    coordinator.close([None], ["stepping-0"] if unfinished else [])
+    assert coordinator.state().unaccounted == ({} if connected and unfinished else {"B": 0})
+
+
 def stepping_state(source: str, *, connected: bool = False) -> SteppingState:
     """Returns a state with one process that has reported nothing yet."""
     return SteppingState(

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring.pipeline.coordination.ledger import SimulatorTotals
+from sparring.pipeline.messages.incarnations import service_of
 from sparring.pipeline.messages.state import SimulatorSteps, SteppingState
 from tests.coordination.ledger_parts import FIRST, OTHER, SECOND, THIRD, through_json
 
@@ -91,7 +92,7 @@ def test_a_process_that_said_goodbye_is_not_missed_with_its_stepping_process() -
     for steps in connected.processes.values():
         object.__setattr__(steps, "connected", True)
     totals.on_stepping_state(connected)
-    totals.replace(SECOND)
+    totals.miss(service_of(SECOND), SECOND)
     assert totals.unheard == {"p"}
 
 

@@ -257,6 +257,28 @@ def test_a_new_reader_receives_every_live_agent(seed: int, ticks: int, lockstep:
     assert all(part.joined is None for part in scene.stepper.take_steps())
 
 
+@pytest.mark.parametrize("end", ["of the run", "of the connection"])
+def test_the_last_outcomes_count_while_a_frame_waits_for_an_added_behavior(end: str) -> None:
+    """The simulator has counted them; agents of the added behavior have not acted so far, and stay out."""
+    scene = Scene(random.Random(0), ["A"])
+    scene.connect(1, FakeSimulator(1, random.Random(1), ("A", "B"), agents=2, steady=True))
+    scene.grant_all()
+    scene.policies["B"] = FakePolicy()
+    scene.send(1)
+    scene.tick()
+    produced = scene.stepper.behaviors["A"].produced
+    scene.stepper.requirements.added = frozenset({"B"})
+    del scene.policies["B"]
+    scene.send(1)
+    scene.stepper.tick(scene.now)
+    assert scene.stepper.behaviors["A"].produced == produced, "the frame waits"
+    if end == "of the connection":
+        scene.stepper.disconnect(1)
+    scene.stepper.tick(scene.now, acting=end == "of the connection")
+    assert scene.stepper.behaviors["A"].produced == produced + 2
+    assert scene.stepper.behaviors["B"].produced == 0
+
+
 def test_agents_of_an_added_behavior_are_reported_only_once_it_has_weights() -> None:
     """The frame waits, as assembly restarts for the behavior and would miss first observations; others continue."""
     scene = Scene(random.Random(0), ["A"])
