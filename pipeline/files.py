@@ -2,18 +2,22 @@
 
 import errno
 import os
+import re
 import secrets
 import shutil
 import stat
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 from sparring.pipeline.errors import SettingsError
 
 Json = Any
 """A value of a parsed JSON or YAML document whose content its reader has not checked yet."""
+
+
+_TEMPORARY: Final = re.compile(r"\..+\.[0-9a-f]{8}")
 
 
 def regular(path: Path) -> Path:
@@ -86,6 +90,14 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True, mode: int
         raise
     if durable:
         sync_folder(path.parent)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Removes what `write_atomically` leaves in a folder, or below it, where its process is killed meanwhile."""
+    for path in folder.rglob(".*"):
+        if _TEMPORARY.fullmatch(path.name) and path.is_file():
+            with suppress(OSError):
+                path.unlink()
 
 
 def append(path: Path, data: bytes) -> int:

@@ -106,3 +106,13 @@ def test_who_may_read_a_new_file_is_what_the_user_has_chosen_except_for_secrets(
     assert (tmp_path / "model.onnx").stat().st_mode & 0o777 == 0o640
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_what_killed_writers_leave_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    kept = [tmp_path / name for name in (".hidden", "state.0123abcd", ".partial-00000000", ".git.0123abcd.bak")]
+    (tmp_path / "below").mkdir()
+    left = [tmp_path / ".status.json.0123abcd", tmp_path / "below" / ".state.ffffffff"]
+    for path in (*kept, *left):
+        path.write_text("")
+    files.remove_unfinished(tmp_path)
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == {*kept}

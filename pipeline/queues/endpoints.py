@@ -114,6 +114,13 @@ def refuse_used_path(path: Path) -> None:
         raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), str(path))
 
 
+def remove_abandoned(path: Path) -> None:
+    """Removes the socket of a process that was killed; nothing else, and none at which another process listens."""
+    with suppress(OSError):
+        if path.is_socket() and not path.is_symlink() and not _answers(path):
+            path.unlink()
+
+
 def socket_folder() -> AbstractContextManager[Path]:
     """Makes a private folder of a short path for Unix sockets, and removes those that killed processes have left."""
     return private_folder("sparring-", _remove)

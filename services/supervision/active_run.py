@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, TypeVar
 
 import anyio
@@ -93,7 +94,9 @@ class ActiveRun:
         topics: of the services, by name.
         parts: that are kept running, by name.
         over: set when the run ends; pauses before restarts end then.
-        hurried: a second signal came: nothing is restarted any more, and what fails is not reported.
+        hurried: a second signal came, or the folder is gone: nothing is restarted any more, and what fails is not
+            reported.
+        gone: its folder was removed or replaced: nothing is written to its path any more.
         status: how the run ended, once `over` is set.
         error: why it failed.
     """
@@ -106,8 +109,10 @@ class ActiveRun:
     parts: dict[str, Part] = field(default_factory=dict)
     over: anyio.Event = field(default_factory=anyio.Event)
     hurried: bool = False
+    gone: bool = False
     status: Status = "completed"
     error: str | None = None
+    _folder: int | None = None  # its number on the disk
 
     @property
     def topology(self) -> Topology:
@@ -146,6 +151,26 @@ class ActiveRun:
         self.log.error("end_failed", error=error, notice=True)
         if self.status != "failed":
             self.status, self.error = "failed", error
+
+    def hurry(self) -> None:
+        """Kills all parts, which are not started again."""
+        self.hurried = True
+        for part in self.parts.values():
+            part.stopping = True
+            part.kill()
+
+    def check_folder(self) -> None:
+        """Abandons the run where its folder is no longer the one of the first call; another may be in its place."""
+        folder = self.topology.run.directory
+        if self._folder is None:
+            self._folder = _identity(folder)
+        if self.gone or _identity(folder) == self._folder:
+            return
+        self.gone = True
+        got = f"got no folder {folder} any more: it was removed or replaced while the run wrote to it"
+        error = f"{got}; expected it to stay until the end; start the run again"
+        self.fail_late(error) if self.over.is_set() else self.fail(error)
+        self.hurry()
 
     def fail_at_the_end(self, part: Part, failure: str) -> None:
         """Notes that a part has failed while the run ends: one that saves something then fails the run."""
@@ -267,6 +292,14 @@ class ActiveRun:
             return False
         states = [self.latest(name, STEPPING_STATE) for name in stepping]
         return not any(state is not None and number in state.stepped for state in states)
+
+
+def _identity(folder: Path) -> int:
+    """Returns the number of a folder on its disk; 0 where there is none."""
+    try:
+        return folder.stat().st_ino
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
 
 
 def _explanation(part: Part, hosted: HostedService) -> str:

@@ -21,11 +21,12 @@ from sparring.pipeline.files import copy_folder, write_atomically
 from sparring.pipeline.learning.checkpoints import Checkpoint, CheckpointFolder, load
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.summary import STATUSES, Status
+from sparring.pipeline.queues.endpoints import remove_abandoned
 from sparring.pipeline.security import KEY_FILE
 from sparring.pipeline.settings import Settings, not_here, started_by_hand
 from sparring.services.process import forking
 from sparring.services.process.encryption import exposed, service_key, unprotected
-from sparring.services.process.hosting import LOOP_OPTIONS, ProcessHost, ending_signals
+from sparring.services.process.hosting import LOOP_OPTIONS, ProcessHost
 from sparring.services.process.runtime import Playback
 from sparring.services.supervision.hosts import Host, HostElsewhere, Processes, Tasks
 from sparring.services.supervision.ports import Ports, open_ports
@@ -247,9 +248,18 @@ async def _supervise(
     try:
         return await serve(topology, grow, processes)
     finally:
-        with ending_signals(signal.SIG_IGN):  # the run has its status by now
-            processes.close()
-            forking.end()
+        _ignore_signals()
+        processes.close()
+        forking.end()
+        for address in topology.run.addresses.values():
+            if address.startswith("unix:"):
+                remove_abandoned(Path(address.removeprefix("unix://")))
+
+
+def _ignore_signals() -> None:
+    """Lets no signal end this process any more: the run has its status."""
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(one, signal.SIG_IGN)
 
 
 async def _as_processes(
@@ -278,6 +288,7 @@ async def _as_processes(
             if cluster is not None:
                 tasks.start_soon(cluster.watch, supervisor.active.fail)
             status = await supervisor.supervise()
+            _ignore_signals()
             tasks.cancel_scope.cancel()
         return status
     finally:
@@ -298,6 +309,7 @@ async def _as_tasks(topology: Topology, grow: Grow, processes: ProcessHost) -> S
         )
         async with MemoryTransport(hub, start=f"supervisor.{secrets.token_hex(3)}") as transport:
             status = await Supervisor(host, transport, grow).supervise()
+            _ignore_signals()
         if hanging := host.hanging:  # the interpreter would wait for their threads forever
             logs.get().error("services_hung", services=hanging, notice=True)
             logs.close()

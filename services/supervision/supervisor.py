@@ -17,6 +17,7 @@ from anyio.abc import TaskGroup, TaskStatus
 from structlog.typing import FilteringBoundLogger
 
 from sparring.pipeline.errors import SparringError
+from sparring.pipeline.files import remove_unfinished
 from sparring.pipeline.messages.channels import (
     ADDED,
     ASSEMBLY_STATE,
@@ -123,6 +124,8 @@ class Supervisor:
                     await self._exports.finish(0.0 if active.hurried else EXPORT_S)
                 write_summary(active, active.clock() - began)
                 await self._writers.finish()
+                if not active.gone:
+                    remove_unfinished(run.directory)
             tasks.cancel_scope.cancel()
         return active.status
 
@@ -240,7 +243,4 @@ class Supervisor:
                 if self.active.clock() - first_at < SAME_SIGNAL_S:
                     continue
                 self._log.warning("stopped_at_once", notice=True)
-                self.active.hurried = True
-                for part in self.active.parts.values():
-                    part.stopping = True
-                    part.kill()
+                self.active.hurry()

@@ -72,14 +72,6 @@ _MOST_BYTES: Final = 65536
 _MOST_NOTES: Final = 100
 
 
-def _identity(folder: Path) -> int:
-    """Returns the number of a folder on its disk; 0 where there is none."""
-    try:
-        return folder.stat().st_ino
-    except (FileNotFoundError, NotADirectoryError):
-        return 0
-
-
 class Watchdog:
     """Watches the parts of a run."""
 
@@ -127,13 +119,11 @@ class Watchdog:
         These are the standard error of all parts, and the logs of Unity players.
         """
         bounds, folder = self._settings.logs, self._active.topology.run.directory
-        began = _identity(folder)
         while True:
-            await anyio.sleep(_TRIM_S)
-            if _identity(folder) != began:
-                got = f"got no folder {folder} any more: it was removed or replaced while the run wrote to it"
-                self._active.fail(f"{got}; expected it to stay until the end; start the run again")
+            self._active.check_folder()
+            if self._active.gone:
                 return
+            await anyio.sleep(_TRIM_S)
             for path in (*folder.glob("logs/*.stderr"), *folder.glob("run_logs/*.log")):
                 if not full(path, bounds.most_bytes):
                     continue

@@ -29,7 +29,9 @@ from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
 from sparring.pipeline.settings import parse_settings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from sparring.services.process.runtime import Playback
+from sparring.services.supervision import ending
 from sparring.services.supervision import supervisor as supervisors
+from sparring.services.supervision.active_run import ActiveRun
 from sparring.services.supervision.exports import Exports
 from sparring.services.supervision.hosts import Plan
 from sparring.services.supervision.ports import Ports
@@ -301,6 +303,26 @@ async def test_training_that_no_checkpoint_holds_is_told(tmp_path: Path, monkeyp
     (lost,) = [line for line in lines if line["event"] == "training_lost"]
     assert (lost["behavior"], lost["steps"]) == ("Goal", 700)
     assert lost["newest"] == str(tmp_path / "Goal" / "recovery-000000000300-0004")
+
+
+@pytest.mark.anyio
+async def test_folder_that_is_replaced_while_the_run_stops_fails_it_and_gets_no_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+
+    async def stop(active: ActiveRun) -> None:
+        await ending.stop_in_order(active)
+        folder.rename(tmp_path / "moved")
+        folder.mkdir()
+
+    monkeypatch.setattr(supervisors, "stop_in_order", stop)
+    with structlog.testing.capture_logs() as lines:
+        assert await ended(folder, {}) == ("failed", None)
+    (line,) = [line for line in lines if line["event"] == "end_failed"]
+    assert f"got no folder {folder} any more" in line["error"]
+    assert not [*folder.iterdir(), *(tmp_path / "moved").glob("summary.json")]
 
 
 @pytest.mark.anyio

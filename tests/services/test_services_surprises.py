@@ -198,9 +198,9 @@ def test_pipes_and_loops_in_the_place_of_files_are_told_at_once(tmp_path: Path) 
     resumed += ["--max-steps", "4096", "--no-export"]
     cases = [
         (folder / "summary.json", ["status", str(folder)]),
-        (folder / "coordination.json", resumed),
         (checkpoint / "state.json", ["export", str(folder)]),
         (checkpoint / "state.json", ["evaluate", str(folder), "--episodes", "1"]),
+        (folder / "coordination.json", resumed),  # last: its learner may save a newer checkpoint before it ends
     ]
     for path, words in cases:
         path.rename(path.with_suffix(".away"))
