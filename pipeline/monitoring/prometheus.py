@@ -4,13 +4,17 @@ A family is named after what it measures; whose it is, is a label: run, service,
 """
 
 import re
+import socket
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import Final
+from socketserver import ThreadingMixIn
+from typing import Any, Final
 from urllib.parse import urlsplit
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -41,6 +45,7 @@ _GAUGES: Final = tuple(
     )
 )
 _QUEUE: Final = re.compile(r"queue\.(?P<queue>[^:]+?)(:(?P<behavior>.+?))?(?P<end>\.out)?\.(?P<what>[a-z_]+)")
+_MOST_CLIENTS: Final = 50
 _MOMENTS: Final = {"sum": "Sum", "sumsq": "Sum of the squares", "count": "Number"}
 UNKNOWN: Final = "A number of a service."
 HELP: Final = {
@@ -86,6 +91,7 @@ HELP: Final = {
     "queue_waits": "Times that the user of an end of a queue has waited.",
     "received_bytes": "Bytes received from simulators.",
     "reward_mean_last100": "Mean return of the last 100 episodes.",
+    "requests_refused": "Requests for these numbers that were refused, because too many were open.",
     "rss_bytes": "Physical memory of the process.",
     "segment_steps": "Steps in finished segments.",
     "segments": "Finished segments.",
@@ -125,6 +131,46 @@ HELP: Final = {
 }
 
 
+class _Handler(WSGIRequestHandler):
+    """Answers a request, and gives up on a client that sends or reads nothing for too long."""
+
+    timeout = 10
+
+    def log_message(self, *_: object) -> None:
+        """Logs nothing."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """Answers each request in a thread; a client beyond the number of those allowed is disconnected."""
+
+    daemon_threads = True
+    request_queue_size = _MOST_CLIENTS
+
+    def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._free = threading.BoundedSemaphore(_MOST_CLIENTS)
+        self.refused = 0
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Starts a thread, unless too many are busy."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.refused += 1
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answers, in a thread."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, *_: Any) -> None:
+        """Ignores a client that has gone away."""
+
+
 class Exporter(Collector):
     """Holds the families that Prometheus gets; a thread may read them while another replaces them.
 
@@ -135,6 +181,7 @@ class Exporter(Collector):
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self._families: Sequence[Metric] = ()
+        self._server: _Server | None = None
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -154,13 +201,22 @@ class Exporter(Collector):
             OSError: the address cannot be used.
         """
         parts = urlsplit(address)
-        server, thread = start_http_server(parts.port or 0, parts.hostname or "127.0.0.1", self._registry)
+        server = _Server((parts.hostname or "127.0.0.1", parts.port or 0), _Handler)
+        server.set_app(make_wsgi_app(self._registry))
+        self._server = server
+        thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+        thread.start()
         try:
             yield
         finally:
             server.shutdown()
             server.server_close()
             thread.join()
+
+    @property
+    def refused(self) -> int:
+        """Returns how many requests were refused because too many were open."""
+        return 0 if self._server is None else self._server.refused
 
     def update(
         self,

@@ -186,6 +186,8 @@ class MonitorState:
         except OSError as error:  # later files contain the numbers, or one line is missing
             self._context.writing.failed(error, "metrics")
         registry.gauge("stalled", len(self.stalled))
+        if self.exporter.refused:
+            registry.reach("requests_refused", self.exporter.refused)
 
     def tick(self, *, last: bool = False) -> int:
         """Writes due lines and files, the last time all of them; returns the number of intervals that ended."""

@@ -110,6 +110,8 @@ class Writers:
             if self._is_over:
                 hosted.kill()
             failure = await self._end_of(plan, hosted)
+            if not failure and not (self._directory / "summary.json").exists():
+                failure = "exit status 0 before the end of the run"
             del self._running[plan.writer]
             now = active.clock()
             failures = [at for at in failures if now - at <= usual.period_s] + [now]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -13,6 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from sparring.pipeline.monitoring.metrics import Registry
+from sparring.pipeline.monitoring.prometheus import Exporter
 from tests.monitoring.monitoring_fakes import (
     EPOCH_S,
     FakeRun,
@@ -65,6 +67,21 @@ async def test_prometheus_is_answered_by_http_until_the_end(
     assert 'sparring_trained_total{behavior="Balance",run="r1",service="learning-Balance"} 25000.0' in text
     with pytest.raises(URLError):
         scraped(address)
+
+
+def test_clients_of_prometheus_beyond_those_allowed_are_disconnected_and_counted() -> None:
+    (port,) = free_ports(1)
+    exporter = Exporter("r1")
+    with exporter.served(f"tcp://127.0.0.1:{port}"), ExitStack() as clients:
+
+        def connect() -> socket.socket:
+            return clients.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+
+        silent = [connect() for _ in range(50)]
+        assert connect().recv(1) == b""
+        assert exporter.refused == 1
+        silent[0].sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert silent[0].recv(15) == b"HTTP/1.0 200 OK"
 
 
 @pytest.mark.anyio

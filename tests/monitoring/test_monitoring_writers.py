@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import structlog
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.errors import ServiceError, SettingsError
 from sparring.pipeline.files import write_atomically
 from sparring.pipeline.monitoring.events import Event
 from sparring.pipeline.monitoring.intervals import Interval
@@ -430,3 +431,23 @@ def test_modules_of_ml_agents_exist_only_where_a_writer_has_put_them() -> None:
     assert "mlagents" not in sys.modules
     with pytest.raises(ModuleNotFoundError):
         __import__("mlagents.trainers.stats")
+
+
+@pytest.mark.parametrize(
+    ("path", "refused"),
+    [
+        ("metrics.jsonl", True),
+        ("matches.jsonl.1", True),
+        ("logs/mine.jsonl", True),
+        ("below/../summary.json", True),
+        ("writers/jsonl.json", True),
+        ("events.jsonl", False),
+        ("below/metrics.jsonl", False),
+        ("../metrics.jsonl", False),
+    ],
+)
+def test_json_lines_are_not_added_to_files_of_the_run(tmp_path: Path, path: str, refused: bool) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with pytest.raises(ServiceError, match="a file that the run itself writes") if refused else nullcontext():
+        opened("jsonl", folder, path=path)

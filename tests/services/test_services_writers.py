@@ -194,6 +194,25 @@ async def test_writer_that_fails_too_often_is_left_alone_for_a_while(tmp_path: P
     assert set(found) == {"writer_failed exit status 1"}
 
 
+class Leaving(FakeWriter):
+    """A process that ends with status 0."""
+
+    async def wait(self) -> str:
+        return ""
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("over", [False, True])
+async def test_writer_that_ends_is_restarted_before_the_end_of_the_run_only(tmp_path: Path, over: bool) -> None:
+    if over:
+        (tmp_path / "summary.json").write_text("{}")
+    limits = "restarts: {backoff_s: 1, period_s: 100}, writer_limits: {failures: 3}"
+    with events() as found:
+        host = await kept_for(tmp_path, 5, Leaving, pipeline=limits)
+    assert len(host.started) == (1 if over else 3)
+    assert set(found) == (set() if over else {"writer_failed exit status 0 before the end of the run"})
+
+
 @pytest.mark.anyio
 async def test_writer_that_a_restart_cannot_repair_is_given_up(tmp_path: Path) -> None:
     with events() as found:

@@ -1,12 +1,21 @@
 """Writes events as JSON lines to a file of the user, from which another program may ship them."""
 
 from pathlib import Path
+from typing import Final
 
 from pydantic import Field
 
+from sparring.pipeline.errors import ServiceError
 from sparring.pipeline.files import append
 from sparring.pipeline.monitoring.files import to_json
-from sparring.pipeline.monitoring.writers import Event, RunInfo, Writer, WriterSettings
+from sparring.pipeline.monitoring.writers import FOLDER, Event, RunInfo, Writer, WriterSettings
+
+_OWN: Final = {
+    *("config", "configuration", "coordination", "curves", "matches", "metrics", "monitor"),
+    *("processes", "run", "services", "status", "summary"),
+}
+"""Beginnings of the names of files in the folder of a run."""
+_OWN_FOLDERS: Final = {"logs", FOLDER}
 
 
 class JsonLinesSettings(WriterSettings):
@@ -30,9 +39,17 @@ class JsonLinesWriter(Writer):
 
         Raises:
             OSError: it cannot be made.
+            ServiceError: the run itself writes this file, or reads it for its writers.
         """
         self._run_id = run.id
         self._path = run.folder / Path(self.settings.path).expanduser()
+        folder, path = run.folder.resolve(), self._path.resolve()
+        within = path.relative_to(folder).parts if path.is_relative_to(folder) else ("", "")
+        if within[0] in _OWN_FOLDERS or (len(within) == 1 and within[0].partition(".")[0] in _OWN):
+            raise ServiceError(
+                f"got writers.jsonl.path {self.settings.path!r}, a file that the run itself writes; expected another; "
+                "choose another name, such as events.jsonl"
+            )
         self._path.parent.mkdir(parents=True, exist_ok=True)
 
     def write(self, event: Event) -> None:
