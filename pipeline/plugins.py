@@ -63,7 +63,7 @@ def load(group: str, name: str) -> Any:
         raise SettingsError(f"got {name!r} of {owners} in {group}; expected one of them; uninstall the others")
     try:
         return first.load()
-    except Exception as error:  # whatever the import of a foreign package raises
+    except (Exception, SystemExit) as error:  # whatever the import of a foreign package raises
         raise SettingsError(
             f"got {name!r} of {_package(first)}, whose {first.value} cannot be imported "
             f"({type(error).__name__}: {error}); expected a working package; mend or uninstall it"

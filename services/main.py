@@ -137,7 +137,13 @@ def _run(given: Sequence[str]) -> int:
     args, unknown = parser.parse_known_args(given)
     if unknown:
         commands.choices[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
-    return int(args.handler(args))
+    try:
+        return int(args.handler(args))
+    except SystemExit as left:  # by an environment or a plug-in, which would leave no trace
+        from sparring.pipeline.bridges.explain import described_with_place
+
+        got = described_with_place(left)
+        raise SparringError(f"got {got}; expected code that returns, or raises an error; correct it") from left
 
 
 def _is_limit(error: BaseException) -> bool:

@@ -69,9 +69,12 @@ def test_simulator_of_a_package_is_one_of_all(site: Path) -> None:
         make("corridor", 1, len=5)
 
 
-def test_package_that_cannot_be_imported_is_named(site: Path) -> None:
-    install(site, "broken", "wall = broken:Wall", "import no_such_module")
-    expected = r"got 'wall' of the package broken 1.2, whose broken:Wall cannot be imported \(ModuleNotFoundError: No"
+@pytest.mark.parametrize(
+    ("code", "why"), [("import no_such_module", "ModuleNotFoundError: No"), ("raise SystemExit(3)", "SystemExit: 3")]
+)
+def test_package_that_cannot_be_imported_is_named(site: Path, code: str, why: str) -> None:
+    install(site, "broken", "wall = broken:Wall", code)
+    expected = rf"got 'wall' of the package broken 1.2, whose broken:Wall cannot be imported \({why}"
     with pytest.raises(SettingsError, match=expected):
         make("wall", 1)
     assert make("goal", 1).behaviors()

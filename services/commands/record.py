@@ -54,7 +54,7 @@ from sparring.pipeline.stepping.policies import Policies, ScriptedPolicy
 from sparring.pipeline.stepping.stepper import Stepper
 from sparring.services.commands.compliance import simulator_process
 from sparring.services.commands.players import actor_of
-from sparring.services.commands.runs import add_config, add_results, check_positive, find, spread
+from sparring.services.commands.runs import add_config, add_results, check_positive, find, natural, spread
 from sparring.services.endpoint.admission import fault_of
 from sparring.services.endpoint.peers import check_hello
 from sparring.services.process.encryption import exposed
@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--episodes", type=int, default=20, metavar="N", help="episodes of each behavior (20)")
     parser.add_argument("--out", type=Path, default=Path("demos"), metavar="FOLDER", help="for the files (demos)")
     parser.add_argument("--behavior", nargs="+", action="extend", default=[], metavar="NAME", help="these only (all)")
-    parser.add_argument("--seed", type=int, metavar="S", help="of simulator and sampling (default: random, printed)")
+    parser.add_argument("--seed", type=natural, metavar="S", help="of simulator and sampling (random, and printed)")
     parser.add_argument("--deterministic", action="store_true", help="with --policy: the most likely actions")
     parser.add_argument("--force", action="store_true", help="replace files that exist")
     parser.add_argument("--timeout", type=float, metavar="S", help="for each answer (as in a run; --manual: an hour)")

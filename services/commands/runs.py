@@ -21,6 +21,13 @@ if TYPE_CHECKING:  # a page needs no settings, which take memory
 RESULTS: Final = Path("results")
 
 
+def natural(text: str) -> int:
+    """Returns the value of an option for a seed or a number of steps: 0 or more, and below 2^31."""
+    if not text.isdecimal() or int(text) >= 2**31:
+        raise argparse.ArgumentTypeError(f"got {text!r}; expected a number from 0 to {2**31 - 1}")
+    return int(text)
+
+
 def add_run(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
     """Adds RUN, `run` or `runs` among the arguments, and --results-dir."""
     name, number = ("runs", "+") if several else ("run", None)
@@ -36,7 +43,7 @@ def add_results(parser: argparse.ArgumentParser) -> None:
 def add_playing(parser: argparse.ArgumentParser) -> None:
     """Adds the options of commands that play checkpoints."""
     parser.add_argument("--deterministic", action="store_true", help="act with the most likely actions")
-    parser.add_argument("--seed", type=int, help="seed of simulators and sampling (default: random, and logged)")
+    parser.add_argument("--seed", type=natural, help="seed of simulators and sampling (default: random, and logged)")
     parser.add_argument("--timeout", type=float, default=3600.0, metavar="S", help="give up after S seconds (3600)")
     add_in_process(parser)
     add_insecure(parser)

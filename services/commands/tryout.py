@@ -29,7 +29,7 @@ from sparring.pipeline.simulation.game import Game
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec
 from sparring.pipeline.stepping.limits import check_behaviors, check_network, unknown_behavior
 from sparring.pipeline.stepping.validation import describe_report
-from sparring.services.commands.runs import add_assigned
+from sparring.services.commands.runs import add_assigned, natural
 
 REFUSED = "not usable: "
 """Beginning of a line about a simulator that cannot be used."""
@@ -45,9 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ENV",
         help="id of Gymnasium (CartPole-v1, module:Id-v0), module of PettingZoo, built-in simulator, or configuration",
     )
-    parser.add_argument("--steps", type=int, default=100, metavar="N", help="random steps to play (100)")
+    parser.add_argument("--steps", type=natural, default=100, metavar="N", help="random steps to play (100)")
     parser.add_argument("--areas", type=int, default=1, metavar="N", help="copies of the environment (1)")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of environment and actions (0)")
+    parser.add_argument("--seed", type=natural, default=0, metavar="S", help="of environment and actions (0)")
     parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="of the simulator; repeat")
     parser.add_argument(
         "--timeout", type=float, default=60.0, metavar="S", help="how long the environment may take for a call (60)"

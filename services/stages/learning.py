@@ -278,7 +278,9 @@ class Learning:
         for statistic, value in report.statistics.items():
             registry.observe_moments(statistic, [value], name)
         if report.skipped:
-            log.warning("minibatches_skipped", count=report.skipped, cause="loss or gradient not finite")
+            facts = {"count": report.skipped, "cause": "loss or gradient not finite"}
+            log.warning("minibatches_skipped", **facts, notice="minibatches_skipped" not in self._logged)
+            self._logged.add("minibatches_skipped")
         signals, grouped = self._behavior.reward_signals, self._behavior.hyperparameters.groups
         sample_size, lag = round(report.staleness.sample_size, 3), len(report.lags) - 1
         if is_weak := report.staleness.sample_size < LEAST_SAMPLE_SIZE:

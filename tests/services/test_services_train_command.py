@@ -213,6 +213,9 @@ def test_run_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
         (["check", "LONG"], "File name too long"),
         (["simulator", "balance", "--connect", "unix:///x", "--areas", "9" * 20], "expected from 1 to 1,000,000"),
         (["try", "balance", "--areas", "9" * 20], "expected from 1 to 1,000,000"),
+        (["try", "balance", "--seed", "-1"], "argument --seed: got '-1'; expected a number from 0 to 2147483647"),
+        (["try", "balance", "--steps", "-5"], "argument --steps: got '-5'; expected a number from 0"),
+        (["evaluate", "run", "--seed", "2147483648"], "argument --seed: got '2147483648'; expected a number from 0"),
     ],
 )
 def test_an_absurd_value_is_refused_in_a_line(
