@@ -303,7 +303,7 @@ def _leaves(space: Space[Value], path: Path, brightest: int, images: set[str] | 
             yield _Leaf(
                 ObservationSpec(name=name, shape=(size,)),
                 path,
-                lambda items: numbers(items).reshape(len(items), size),
+                partial(_vectors, shape=space.shape),
                 space,
             )
         case spaces.Discrete():
@@ -316,6 +316,19 @@ def _leaves(space: Space[Value], path: Path, brightest: int, images: set[str] | 
                 expected="Box of up to 3 dimensions, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these",
                 remedy="wrap the environment so that it observes one of these (option wrappers)",
             )
+
+
+def _vectors(items: Value, shape: tuple[int, ...]) -> Array:
+    """Returns values of a shape as vectors.
+
+    Raises:
+        ValueError: they have another shape, and not only further dimensions of 1.
+    """
+    values = numbers(items)
+    found = values.shape[1:]
+    if found != shape and [one for one in found if one != 1] != [one for one in shape if one != 1]:
+        raise ValueError("another shape")
+    return values.reshape(len(items), math.prod(shape))
 
 
 def _is_image(space: spaces.Box | spaces.MultiBinary, name: str, images: set[str] | None) -> bool:

@@ -9,7 +9,8 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from sparring.pipeline.bridges.explain import frames_of_author, place_of, say, t
 from sparring.pipeline.bridges.spaces import Option
 from sparring.pipeline.compliance.steps import StepWatch
 from sparring.pipeline.compliance.trial import random_actions
-from sparring.pipeline.errors import FAILED, NOTICE, SettingsError, SparringError
+from sparring.pipeline.errors import FAILED, NOTICE, SettingsError, SparringError, how_ended
 from sparring.pipeline.games.registry import make, names, parse_options
 from sparring.pipeline.messages.simulator import BehaviorReport, Step
 from sparring.pipeline.monitoring.logs import printable
@@ -97,24 +98,36 @@ def _try(trial: "Trial", steps: int, limit_s: float) -> int:
     """Tries one simulator, and prints what it is like; returns the exit status."""
     trial.calls("while it was made")
     threading.Thread(target=_end_where_it_hangs, args=(trial, limit_s, threading.get_ident()), daemon=True).start()
-    try:
-        for line in trial.play(steps):
-            sys.stdout.write(f"{printable(line)}\n")
-            sys.stdout.flush()
-    except (SparringError, BrokenPipeError):  # what has read the output has ended
-        raise
-    except KeyboardInterrupt as stopped:
-        say(f"sparring try: {trial.name} was stopped {trial.moment}{place_of(stopped)}\n")
-        return 128 + signal.SIGINT
-    except BaseException as error:  # of the environment, its author's: its traceback is what helps
-        say(f"{printable(traceback_of(error))}sparring try: {trial.name} failed {trial.moment}\n")
+    failures = [_failure_of(trial, partial(_show, trial, steps)), _failure_of(trial, trial.close)]
+    for error, moment in [one for one in failures if one is not None]:
+        place = place_of(error)
+        if isinstance(error, SparringError) or (isinstance(error, BrokenPipeError) and not place):
+            raise error  # what has read the output has ended
+        if isinstance(error, KeyboardInterrupt):
+            say(f"sparring try: {trial.name} was stopped {moment}{place}\n")
+            return 128 + signal.SIGINT
+        # It is the environment's, and its author's: its traceback is what helps.
+        say(f"{printable(traceback_of(error))}sparring try: {trial.name} failed {moment}\n")
         return FAILED
-    finally:
-        trial.close()
     for rule, finding in trial.watch.findings.items():
         said = f"{finding.status} {rule}: got {finding.got}; expected {finding.expected}; {finding.remedy}"
         say(f"{printable(said)}\n")
     return FAILED if any(one.status == "FAIL" for one in trial.watch.findings.values()) else 0
+
+
+def _show(trial: "Trial", steps: int) -> None:
+    for line in trial.play(steps):
+        sys.stdout.write(f"{printable(line)}\n")
+        sys.stdout.flush()
+
+
+def _failure_of(trial: "Trial", act: Callable[[], None]) -> tuple[BaseException, str] | None:
+    """Returns what a simulator raises, and at which moment; None for nothing."""
+    try:
+        act()
+    except BaseException as error:
+        return error, trial.moment
+    return None
 
 
 def _end_where_it_hangs(trial: "Trial", limit_s: float, thread: int) -> None:
@@ -212,9 +225,11 @@ class Trial:
     def close(self) -> None:
         """Closes the simulator."""
         self.calls("in close()")
-        if self._game is not None:
-            self._game.close()
-        self.closed.set()
+        try:
+            if self._game is not None:
+                self._game.close()
+        finally:
+            self.closed.set()
 
     def _follow(self, reports: Sequence[BehaviorReport]) -> bool:
         """Checks and counts what was reported; returns False where a run would reject it."""
@@ -285,8 +300,9 @@ def described(config: Path, loaded: LoadedSettings, assigned: Sequence[str] = ()
             yield f"{REFUSED}{loaded.problem(('simulators', number), f'no answer within {2 * _TRIAL_S:g} s')}"
             continue
         lines = done.stderr.strip().splitlines()
-        if done.returncode:
-            yield f"{REFUSED}{_refusal(loaded, number, lines)}"
+        if done.returncode or not done.stdout.strip():
+            silent = f"its process ended without a word ({how_ended(done.returncode)})"
+            yield f"{REFUSED}{_refusal(loaded, number, lines or [silent])}"
         else:
             yield from (f"warning: {line.removeprefix(NOTICE)}" for line in lines if line.startswith(NOTICE))
             yield from done.stdout.splitlines()
@@ -294,7 +310,7 @@ def described(config: Path, loaded: LoadedSettings, assigned: Sequence[str] = ()
 
 def _refusal(loaded: LoadedSettings, number: int, lines: Sequence[str]) -> Problem:
     """Returns why a simulator cannot be used, as its last lines say, at the option that they name."""
-    last = [line.removeprefix("sparring try: ").removeprefix("sparring: ") for line in lines[-2:]] or ["it ended"]
+    last = [line.removeprefix("sparring try: ").removeprefix("sparring: ") for line in lines[-2:]]
     text = ": ".join(last[::-1]) if lines and lines[-1].startswith("sparring try:") else last[-1]
     options = loaded.settings.launched[number].options
     if "below `behaviors`" in text:  # it has a behavior that the configuration does not name

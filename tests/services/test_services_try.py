@@ -110,11 +110,28 @@ def test_environment_that_ends_the_process_is_shown_with_its_line(
     ]
 
 
+def test_environment_that_cannot_be_closed_is_shown_like_any_other_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that has failed before is shown with its first failure."""
+    for name, fails, last in (("board_f", 0, "failed in close()"), ("board_g", 2, "failed at step 2, in step()")):
+        environment(tmp_path, name, fails)
+        file = tmp_path / f"{name}.py"
+        method = "    def close(self):\n        raise ValueError('\\x1b[2J')\n\n    def step("
+        file.write_text(file.read_text().replace("    def step(", method))
+        assert main(["try", f"{name}:{name}-v0", "--python-path", str(tmp_path)]) == 1
+        err = capsys.readouterr().err
+        assert err.endswith(f"sparring try: {name}:{name}-v0 {last}\n")
+        assert "tryout.py" not in err
+        assert "\x1b" not in err
+
+
 @pytest.mark.parametrize(
     ("how", "shown"),
     [
         ("raise StopIteration('over')", "StopIteration: over ("),
         ("raise GeneratorExit", "GeneratorExit ("),
+        ("raise BrokenPipeError('of its game')", "BrokenPipeError: of its game ("),
         (r"raise ValueError('\x1b[2J')", r"ValueError: \x1b[2J ("),
         ("__import__('sys').stderr = None; 1 / 0", "ZeroDivisionError: division by zero ("),
     ],
@@ -202,6 +219,10 @@ def test_check_shows_what_is_read_and_refuses_what_cannot_be_made(
     assert (
         "not usable: command line: simulators[0].options.images: got images 'cam'; expected" in capsys.readouterr().out
     )
+    (tmp_path / "board_h.py").write_text("import os\n\nos._exit(0)\n")
+    file.write_text((CONFIGURATION % "").replace("board_c", "board_h"))
+    assert main(["check", str(file)]) == 1
+    assert "its process ended without a word (exit status 0)" in capsys.readouterr().out
     file.write_text(CONFIGURATION % "")
     assert main(["check", str(file)]) == 0
     assert "warning: observation 'observation', a box of (6, 7, 2) int8, is read" in capsys.readouterr().out

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from pettingzoo import AECEnv, ParallelEnv
 
-from sparring.pipeline.bridges.explain import NotFinite, traceback_of
+from sparring.pipeline.bridges.explain import NotFinite, flag, traceback_of
 from sparring.pipeline.bridges.gymnasium import GymnasiumGame, NativeGame, make_gymnasium
 from sparring.pipeline.bridges.pettingzoo import make_pettingzoo
 from sparring.pipeline.bridges.spaces import Observations, forbidden_choices, read_wrappers
@@ -106,7 +106,12 @@ def test_what_a_gymnasium_environment_returns_is_checked() -> None:
         ((ZERO, 10**400, False, False, {}), r"\(int\) as reward of area 0; expected finite numbers"),
         ((ZERO, -1e300, False, False, {}), r"got -1e\+300 \(float\) as reward of area 0; expected at most 3.4e\+38"),
         ((ZERO, "1", False, False, {}), r"got '1' \(str\) as reward of area 0; expected a number"),
+        (
+            (ZERO, 0.0, [None], False, {}),
+            r"got a list of 1 \(NoneType\) as terminated of area 0; expected True or False",
+        ),
         ((ZERO, 0.0, None, False, {}), r"got None \(NoneType\) as terminated of area 0; expected True or False"),
+        ((ZERO, 0.0, np.nan, False, {}), r"got nan \(float\) as terminated of area 0; expected True or False"),
         ((ZERO, 0.0, False, "no", {}), r"got 'no' \(str\) as truncated of area 0; expected True or False"),
         (
             (np.zeros(2), 0.0, False, False, {}),
@@ -478,3 +483,19 @@ def test_the_traceback_of_an_error_of_sparring_is_whole() -> None:
         read_wrappers(None)  # type: ignore[arg-type]
     caught.value.__traceback__ = caught.tb.tb_next
     assert "spaces.py" in traceback_of(caught.value)
+
+
+@pytest.mark.parametrize("value", [[False], np.array([False]), np.array(0.0), np.False_, 0])
+def test_what_holds_one_false_value_ends_no_episode(value: Any) -> None:
+    """A list of one element would be true, whatever it holds."""
+    assert flag(value, "terminated", 0) is False
+
+
+def test_a_vector_of_another_shape_is_refused_though_it_has_as_many_numbers() -> None:
+    """Its numbers would have other places than those of the space; dimensions of 1 move none."""
+    observations = Observations(spaces.Box(0, 1, (2, 3)))
+    (found,) = observations.rows([np.arange(6.0).reshape(1, 2, 3, 1)])
+    assert found.tolist() == [[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]]
+    for wrong in (np.zeros((3, 2)), np.zeros(6)):
+        with pytest.raises(SpecError, match=r"as observation 'observation'; expected a value of its space"):
+            observations.rows([wrong])
