@@ -149,7 +149,8 @@ def naming_code(method: Callable[Concatenate[_A, _P], _R]) -> Callable[Concatena
         except (SpecError, NotFinite, TypeError) as caught:
             error = _uncallable(call, caught) if isinstance(caught, TypeError) else caught
             owner = type(getattr(game.env, "unwrapped", game.env))
-            wrong = "reset" if "reset()" in error.got else call  # a step may begin the next episode
+            # A step may begin the next episode, or ask for the next turn.
+            wrong = next((one for one in ("reset", "last") if f"{one}()" in error.got), call)
             code = getattr(getattr(owner, wrong, None), "__code__", None)
             if code is None or not _is_authors(code.co_filename):
                 raise

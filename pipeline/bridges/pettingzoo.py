@@ -10,7 +10,7 @@ import importlib
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 _MASK = "action_mask"
 _RESET = ("observations", "infos")
 _STEP = ("observations", "rewards", "terminations", "truncations", "infos")
+_LAST = ("observation", "reward", "terminated", "truncated", "info")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -391,7 +392,7 @@ class ParallelGame(_PettingZooBase):
 
     def _open(self, area: _Area, begun: Value) -> None:
         observations, infos = self._by_agent("reset", begun, _RESET)
-        if observations and (absent := {*area.env.agents} - observations.keys()):
+        if observations and (absent := {*_present(area.env)} - observations.keys()):
             raise SpecError(
                 got=f"no observation of {_names(absent)} from reset()",
                 expected="one of each agent in self.agents",
@@ -420,7 +421,7 @@ class ParallelGame(_PettingZooBase):
                 self._end(area, agent, seen, not terminated, rewards[agent], shared)
             else:
                 self._decide(area, agent, seen, infos.get(agent, {}), rewards[agent], shared)
-        if not area.env.agents or not area.playing:  # some leave ended agents in self.agents
+        if not _present(area.env) or not area.playing:  # some leave ended agents in self.agents
             self._begin_next(area)
 
     def _by_agent(self, call: str, result: Value, names: Sequence[str]) -> Value:
@@ -450,7 +451,7 @@ class TurnGame(_PettingZooBase):
     """Steps environments whose agents act in turn: an agent's reward accumulates until its next turn."""
 
     def _open(self, area: _Area, begun: Value) -> None:
-        if area.env.agents:
+        if _present(area.env):
             self._advance(area)
 
     def _play(self, area: _Area, values: Mapping[str, Value]) -> None:
@@ -460,12 +461,12 @@ class TurnGame(_PettingZooBase):
     def _advance(self, area: _Area) -> None:
         """Advances to the next turn of an agent that has not ended, and removes ended agents on the way."""
         env = area.env
-        while env.agents:
+        while present := _present(env):
             agent = env.agent_selection
-            if agent not in env.agents:
-                got, expected = f"agent_selection {agent!r}", f"one of self.agents {env.agents}"
+            if agent not in present:
+                got, expected = f"agent_selection {agent!r}", f"one of self.agents {present}"
                 raise SpecError(got=got, expected=expected, remedy="select one of them at the end of step()")
-            seen, reward, terminated, truncated, info = env.last()
+            seen, reward, terminated, truncated, info = returned("last", env.last(), _LAST)
             reward = number(reward, area.number, agent)
             terminated = flag(terminated, "termination", area.number, agent)
             if not (flag(truncated, "truncation", area.number, agent) or terminated):
@@ -473,7 +474,7 @@ class TurnGame(_PettingZooBase):
                 return
             self._end(area, agent, seen, not terminated, reward)
             env.step(None)
-            if agent in env.agents:
+            if agent in _present(env):
                 raise SpecError(
                     got=f"{agent!r}, which has ended, in self.agents after its step(None)",
                     expected="an agent that leaves the game",
@@ -483,8 +484,21 @@ class TurnGame(_PettingZooBase):
         self._begin_next(area)
 
 
-def _names(agents: Iterable[str]) -> str:
-    return ", ".join(sorted(agents))
+def _names(agents: Iterable[Value]) -> str:
+    return ", ".join(sorted(map(str, agents)))
+
+
+def _present(env: AECEnv | ParallelEnv) -> Collection[str]:
+    """Returns the agents that play now.
+
+    Raises:
+        SpecError: self.agents is no list of them.
+    """
+    agents = attribute(env, "agents")
+    if isinstance(agents, str) or not isinstance(agents, Collection):
+        remedy = "set self.agents to a list in reset() and step()"
+        raise SpecError(got=f"{shown(agents)} as self.agents", expected="a list of the agents that play", remedy=remedy)
+    return agents
 
 
 # ---------------------------------------------------------------- spaces

@@ -207,8 +207,13 @@ def mean(histogram: Histogram) -> float | None:
 
 
 def highest(histogram: Histogram) -> float | None:
-    """Returns the upper bound of the highest bucket in use, the last bound + 1 above all bounds, None for no values."""
-    bounds = (*histogram.bounds, histogram.bounds[-1] + 1)
+    """Returns the upper bound of the highest bucket in use, None for no values.
+
+    Above all bounds it is what the highest value is at least: the last bound + 1, or the mean of these values.
+    """
+    within = sum(bound * number for bound, number in zip(histogram.bounds, histogram.counts, strict=False))
+    beyond = (histogram.total - within) / (histogram.counts[-1] or 1)
+    bounds = (*histogram.bounds, max(histogram.bounds[-1] + 1, float(math.ceil(beyond))))
     return max((bound for bound, number in zip(bounds, histogram.counts, strict=True) if number), default=None)
 
 

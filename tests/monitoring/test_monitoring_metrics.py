@@ -59,7 +59,8 @@ def test_integer_lags_are_exact() -> None:
 
 
 def test_value_above_all_bounds_is_reported_as_more_than_the_last() -> None:
-    assert metrics.highest(filled(LAG_BOUNDS, [40])) == 17
+    assert metrics.highest(filled(LAG_BOUNDS, [17])) == 17
+    assert metrics.highest(filled(LAG_BOUNDS, [2, 40, 41])) == 41, "at least: their mean is 40.5"
     assert metrics.quantile(filled(LAG_BOUNDS, [40]), 0.5) == 16
 
 

@@ -357,6 +357,14 @@ def _none_ends(env: Pair, *parts: Any) -> Any:
             lambda env, *parts: (*parts[:2], {"a": False, "b": None}, *parts[3:]) if parts[2:] else parts,
             r"got None \(NoneType\) as termination of agent 'b' in area 0; expected True or False",
         ),
+        (
+            lambda env, *parts: ({0: ZERO, "1": ZERO}, *parts[1:]) if parts[2:] else parts,
+            r"got an observation of 0, 1 from step\(\); expected agents of \['a', 'b'\]",
+        ),
+        (
+            lambda env, *parts: setattr(env, "agents", None) or parts,
+            r"got None \(NoneType\) as self.agents; expected a list of the agents that play; .* \(reset\(\) of Pair, ",
+        ),
         (_none_ends, "got an episode that is over, because self.agents is empty, without an end of a, b"),
     ],
 )
@@ -402,6 +410,9 @@ class Turns(AECEnv[str, Any, Any]):
     def observe(self, agent: str) -> Any:
         return {"observation": ZERO} | ({} if self.mistake == "mask" else {"action_mask": np.ones(2, np.int8)})
 
+    def last(self, observe: bool = True) -> Any:
+        return None if self.mistake == "last" else super().last(observe)
+
     def step(self, action: Any) -> None:
         if self.terminations[self.agent_selection]:
             if self.mistake != "dead":
@@ -424,6 +435,7 @@ class Turns(AECEnv[str, Any, Any]):
         ),
         ("dead", r"got 'a', which has ended, in self.agents after its step\(None\).*_was_dead_step"),
         ("selection", "got agent_selection 'c'; expected one of self.agents"),
+        ("last", r"got None \(NoneType\) from last\(\); expected a tuple of 5: .* \(last\(\) of Turns, "),
         ("flag", r"got 'no' \(str\) as termination of agent 'b' in area 0; expected True or False"),
         ("empty", "got an episode that is over, because self.agents is empty, without an end of a, b"),
     ],
