@@ -111,9 +111,9 @@ def _load(path: Path) -> tuple[Json, int]:
     except OSError as error:
         raise SettingsError(f"got {path}, which cannot be read ({error.strerror}); expected a file") from error
     except ValueError as error:
-        raise SettingsError(f"got {path}, which is damaged ({error}); expected JSON; remove it") from error
+        raise SettingsError(f"got {path}, which is damaged ({error}); expected JSON; move it away") from error
     if not isinstance(content, dict):
-        raise SettingsError(f"got {path}, which holds no JSON object; expected one; remove it")
+        raise SettingsError(f"got {path}, which holds no JSON object; expected one; move it away")
     return content, changed_ns
 
 
