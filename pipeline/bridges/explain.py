@@ -111,6 +111,9 @@ def attribute(env: Value, name: str) -> Value:
     Raises:
         SpecError: it has none of this name.
     """
+    if env is None:
+        got, expected = "None in place of an environment", "the environment"
+        raise SpecError(got=got, expected=expected, remedy="return it from the function that makes it")
     try:
         return getattr(env, name)
     except AttributeError as error:
@@ -195,7 +198,8 @@ def returned(call: str, result: Value, names: Sequence[str]) -> Value:
     raise SpecError(
         got=f"{shown(result)} from {call}()",
         expected=f"a tuple of {len(names)}: {', '.join(names)}",
-        remedy="return all of them (an environment for gym before 0.26 needs its step and reset changed)",
+        remedy="return all of them"
+        + (" (an environment for gym before 0.26 needs its step and reset changed)" if names[-1] == "info" else ""),
     )
 
 
@@ -238,7 +242,8 @@ def traceback_of(error: BaseException) -> str:
     if isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
         error = error.__cause__  # which Python does not let through a generator or coroutine
     if isinstance(error, SyntaxError):  # it names its place itself, and no code of the author has run
-        return "".join(traceback.format_exception_only(error))
+        lines = "".join(traceback.format_exception_only(error)).rstrip("\n")
+        return f"{lines} ({error.filename}:{error.lineno})\n"
     whole = traceback.TracebackException.from_exception(error)
     part: traceback.TracebackException | None = whole
     while part is not None:

@@ -7,10 +7,12 @@ A report holds the end of an episode and the first observation of the next one, 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,10 +35,12 @@ from sparring.pipeline.bridges.spaces import (
     check_images,
     forbidden_choices,
     import_optional,
+    note_unread_masks,
     read_wrappers,
+    registered_by,
 )
 from sparring.pipeline.bridges.video import make_areas
-from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.errors import NOTICE, SettingsError
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
 from sparring.pipeline.simulation.game import decisions, ends
 from sparring.pipeline.specs import Array, BehaviorId, BehaviorSpec, SpecError
@@ -96,8 +100,10 @@ def make_gymnasium(
     if classes and vectorization == "native":
         raise SettingsError("got wrappers with vectorization native; expected one of them; leave one out")
     try:
-        suits = areas >= _NATIVE_FROM and not (options or classes or video) and vectorization == "auto"
-        if vectorization == "native" or (suits and _has_native(env_id)):
+        suits = areas >= _NATIVE_FROM and not video and vectorization == "auto"
+        if (has_native := suits and _has_native(env_id)) and (options or classes):
+            has_native = _note_unused_vector(env_id, areas, "options and wrappers are for its single form")
+        if vectorization == "native" or has_native:
             vector = gymnasium.make_vec(env_id, areas, vectorization_mode="vector_entry_point", **options)
             if vector.metadata.get("autoreset_mode") == gymnasium.vector.AutoresetMode.NEXT_STEP:
                 return check_images(NativeGame(name, vector, observe), images)
@@ -108,11 +114,21 @@ def make_gymnasium(
                     "expected it, because a step must return the last observation of an episode; add it, or leave "
                     "vectorization out"
                 )
+            mode = vector.metadata.get("autoreset_mode")
+            _note_unused_vector(env_id, areas, f"metadata['autoreset_mode'] is {mode}, not AutoresetMode.NEXT_STEP")
         make = partial(gymnasium.make, env_id, disable_env_checker=True, **options)  # what it returns is checked here
         envs = make_areas(make, areas, classes, video)
         return check_images(GymnasiumGame(name, envs, observe), images)
     except (gymnasium.error.Error, TypeError, ImportError) as error:
         raise _refusal(env_id, options, error) from error
+
+
+def _note_unused_vector(env_id: str, areas: int, why: str) -> Literal[False]:
+    """Notes on standard error why the vector form of an environment is not used."""
+    sys.stderr.write(
+        f"{NOTICE}the vector form of {env_id!r} is not used, because {why}; {areas} single environments are stepped\n"
+    )
+    return False
 
 
 def _refusal(env_id: str, options: Mapping[str, Option], error: Exception) -> SettingsError:
@@ -122,8 +138,7 @@ def _refusal(env_id: str, options: Mapping[str, Option], error: Exception) -> Se
     got = f"environment {env_id!r}"
     match error:
         case gymnasium.error.UnregisteredEnv():
-            own = "" if ":" in env_id else f", or write MODULE:{env_id} with the module that registers it"
-            expected, remedy = "a registered id", f"correct it{own}"
+            expected, remedy = "a registered id", _registration(env_id)
         case ImportError(__cause__=ImportError(name=str(name))) if name != env_id.partition(":")[0]:
             expected, remedy = "a module whose imports are installed", f"install {name}, or correct the import"
         case ImportError():
@@ -137,6 +152,19 @@ def _refusal(env_id: str, options: Mapping[str, Option], error: Exception) -> Se
         case _:
             expected, remedy = "an environment that can be made", "do what the message says"
     return SettingsError(f"got {got}: {str(error).rstrip('.')}{place_of(error)}; expected {expected}; {remedy}")
+
+
+def _registration(env_id: str) -> str:
+    """Returns the remedy for an id that Gymnasium does not know, which may be the name of a module."""
+    module, _, plain = env_id.rpartition(":")
+    if not module and (not plain.isidentifier() or importlib.util.find_spec(plain) is None):
+        return f"correct it, or write MODULE:{env_id} with the module that registers it"
+    found = importlib.import_module(module or plain)
+    if others := registered_by(module or plain):
+        return f"write {others[0]}"
+    if hasattr(found, "parallel_env") or hasattr(found, "env"):
+        return f"write name: pettingzoo for the environment of the module {module or plain}"
+    return f"let {found.__file__} register it, by gymnasium.register(id={plain!r}, entry_point=...)"
 
 
 def _has_native(env_id: str) -> bool:
@@ -158,11 +186,18 @@ class _GymnasiumBase:
         self._observations = observe(seen)
         self._actions = Actions(done)
         self._areas = np.arange(areas, dtype=np.int64)
+        self._is_new = True
 
     def behaviors(self) -> Mapping[str, BehaviorSpec]:
         """Returns the spec of the one behavior."""
         spec = BehaviorSpec(observations=self._observations.specs, actions=self._actions.spec)
         return {self._behavior: spec}
+
+    def _note_masks(self, info: Mapping[str, Value]) -> None:
+        """Notes after the first reset which keys look like masks that are not read."""
+        if self._is_new:
+            self._is_new = False
+            note_unread_masks(self._actions.spec, self._observations.specs, info)
 
     def _report(self, decisions: Decisions, ends: Ends | None = None) -> Sequence[BehaviorReport]:
         return (BehaviorReport(behavior=self._behavior, decisions=decisions, ends=ends),)
@@ -194,6 +229,7 @@ class GymnasiumGame(_GymnasiumBase):
             for env, one in zip(self._envs, seeds, strict=True)
         ]
         seen, infos = zip(*begun, strict=True)
+        self._note_masks(infos[0])
         return self._report(decisions(self._areas, self._rows(self._areas, seen), masks=self._masks(infos)))
 
     @naming_code
@@ -261,6 +297,7 @@ class NativeGame(_GymnasiumBase):
         """Begins all episodes. Parameters go to the environment as reset options."""
         begun = self._vector.reset(seed=seed, options=dict(parameters) or None)
         observations, infos = returned("reset", begun, _RESET)
+        self._note_masks(infos)
         return self._report(decisions(self._areas, self._columns(observations), masks=self._masks(infos, self._areas)))
 
     @naming_code

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from sparring.pipeline.bridges.explain import attribute, flag, naming_code, number, place_of, returned, shown
 from sparring.pipeline.bridges.spaces import (
+    MASK,
     Actions,
     Observations,
     Option,
@@ -27,7 +28,9 @@ from sparring.pipeline.bridges.spaces import (
     check_images,
     forbidden_choices,
     import_optional,
+    note_unread_masks,
     read_wrappers,
+    registered_by,
 )
 from sparring.pipeline.bridges.video import make_areas
 from sparring.pipeline.errors import SettingsError
@@ -39,7 +42,6 @@ if TYPE_CHECKING:
     from gymnasium import Space
     from pettingzoo import AECEnv, ParallelEnv
 
-_MASK = "action_mask"
 _RESET = ("observations", "infos")
 _STEP = ("observations", "rewards", "terminations", "truncations", "infos")
 _LAST = ("observation", "reward", "terminated", "truncated", "info")
@@ -149,6 +151,8 @@ def make_pettingzoo(
 
 def _environment(env_id: str) -> Callable[..., Value]:
     """Returns the function that makes the environment, in its parallel form if it has one."""
+    if ":" in env_id:
+        raise SettingsError(f"got {env_id!r}; expected a module of PettingZoo; write name: gymnasium for its ids")
     try:
         with warnings.catch_warnings():
             # PettingZoo deprecates the module form in favor of a registry of its own environments.
@@ -166,10 +170,9 @@ def _environment(env_id: str) -> Callable[..., Value]:
         if (found := getattr(module, name, None)) is not None:
             made: Callable[..., Value] = found
             return made
-    raise SettingsError(
-        f"got module {env_id!r}; expected one with parallel_env() or env(); correct the id, which is {env_id}:ID for "
-        "an environment of Gymnasium that the module registers"
-    )
+    others = registered_by(env_id)
+    remedy = f"write name: gymnasium and env_id: {others[0]}" if others else "define it, or name another module"
+    raise SettingsError(f"got module {env_id!r} without parallel_env() and env(); expected one of them; {remedy}")
 
 
 class _Row(NamedTuple):
@@ -234,6 +237,7 @@ class _PettingZooBase:
         self._roles = roles
         ids = roles.ids(self._names)
         self._readers, self._writers, self._masked = _spaces(envs[0], self._names, ids, observe)
+        self._is_new = True
         self._teams = np.array([identity.team for identity in ids], np.int64)
         self._ids = dict(zip(self._names, map(str, ids), strict=True))
         self._name_of = {str(identity): identity.name for identity in ids}
@@ -311,14 +315,17 @@ class _PettingZooBase:
     ) -> None:
         """Adds an agent that wants an action."""
         area.playing.add(agent)
+        if self._is_new:  # the first row tells what is meant as a mask
+            self._is_new, name = False, self._name_of[self._ids[agent]]
+            note_unread_masks(self._writers[name].spec, self._readers[name].specs, info or {}, "beside 'observation'")
         if agent not in self._masked:
-            mask = (info or {}).get(_MASK)
-        elif isinstance(seen, Mapping) and _MASK in seen:
-            mask = seen[_MASK]
+            mask = (info or {}).get(MASK)
+        elif isinstance(seen, Mapping) and MASK in seen:
+            mask = seen[MASK]
         else:
             raise SpecError(
                 got=f"{shown(seen)} as what {agent!r} observes",
-                expected=f"a dict with the key {_MASK!r}, as its observation_space says",
+                expected=f"a dict with the key {MASK!r}, as its observation_space says",
                 remedy="add the mask, or take it out of the space",
             )
         self._deciding[self._ids[agent]].append(_Row(*self._numbers(area, agent), seen, reward, shared, mask=mask))
@@ -452,21 +459,30 @@ class TurnGame(_PettingZooBase):
 
     def _open(self, area: _Area, begun: Value) -> None:
         if _present(area.env):
-            self._advance(area)
+            self._advance(area, "reset")
 
     def _play(self, area: _Area, values: Mapping[str, Value]) -> None:
         area.env.step(values[area.env.agent_selection])
         self._advance(area)
 
-    def _advance(self, area: _Area) -> None:
-        """Advances to the next turn of an agent that has not ended, and removes ended agents on the way."""
+    def _advance(self, area: _Area, call: str = "step") -> None:
+        """Advances to the next turn of an agent that has not ended, and removes ended agents on the way.
+
+        Args:
+            area: with the environment.
+            call: the method that has set its state, for messages.
+        """
         env = area.env
         while present := _present(env):
             agent = env.agent_selection
             if agent not in present:
                 got, expected = f"agent_selection {agent!r}", f"one of self.agents {present}"
                 raise SpecError(got=got, expected=expected, remedy="select one of them at the end of step()")
-            seen, reward, terminated, truncated, info = returned("last", env.last(), _LAST)
+            try:
+                last = env.last()
+            except (AttributeError, KeyError) as error:
+                raise _incomplete(env, agent, call) or error from error
+            seen, reward, terminated, truncated, info = returned("last", last, _LAST)
             reward = number(reward, area.number, agent)
             terminated = flag(terminated, "termination", area.number, agent)
             if not (flag(truncated, "truncation", area.number, agent) or terminated):
@@ -501,7 +517,34 @@ def _present(env: AECEnv | ParallelEnv) -> Collection[str]:
     return agents
 
 
+def _incomplete(env: AECEnv, agent: str, call: str) -> SpecError | None:
+    """Returns the error of an attribute that has no entry of an agent, which `last` reads; None where all have one."""
+    for name in ("_cumulative_rewards", "terminations", "truncations", "infos"):
+        found = getattr(env.unwrapped, name, None)
+        if not isinstance(found, Mapping) or agent not in found:
+            got = f"no {agent!r} in self.{name} after {call}()"
+            return SpecError(got=got, expected="an entry for each of self.agents", remedy="set them all in reset()")
+    return None
+
+
 # ---------------------------------------------------------------- spaces
+
+
+def _space(env: AECEnv | ParallelEnv, kind: str, agent: str) -> Space[Value]:
+    """Returns a space of an agent.
+
+    Raises:
+        SpecError: there is none.
+    """
+    try:
+        found: Space[Value] = getattr(env, kind)(agent)
+    except (AttributeError, KeyError) as error:
+        if place_of(error):
+            raise
+        raise SpecError(
+            got=f"no {kind} of agent {agent!r}", expected="one", remedy=f"define {kind}(self, agent)"
+        ) from error
+    return found
 
 
 def _spaces(
@@ -515,14 +558,14 @@ def _spaces(
     for agent, identity in zip(agents, ids, strict=True):
         other = first.setdefault(identity.name, agent)
         for kind in ("observation_space", "action_space"):
-            mine, theirs = getattr(env, kind)(agent), getattr(env, kind)(other)
+            mine, theirs = _space(env, kind, agent), _space(env, kind, other)
             if mine != theirs:
                 raise SpecError(
                     got=f"behavior {identity.name!r} with {kind} {theirs} of {other!r} and {mine} of {agent!r}",
                     expected="the same spaces for all agents of a behavior name",
                     remedy="set behaviors=per_type, or pad the spaces with a wrapper (supersuit)",
                 )
-    masked = frozenset(agent for agent in agents if _MASK in getattr(env.observation_space(agent), "spaces", ()))
+    masked = frozenset(agent for agent in agents if MASK in getattr(env.observation_space(agent), "spaces", ()))
     readers = {name: observe(_unmasked(env.observation_space(agent))) for name, agent in first.items()}
     writers = {name: Actions(env.action_space(agent)) for name, agent in first.items()}
     return readers, writers, masked
@@ -532,6 +575,6 @@ def _unmasked(space: Space[Value]) -> Space[Value]:
     """Returns the space without its action mask."""
     from gymnasium import spaces
 
-    if not isinstance(space, spaces.Dict) or _MASK not in space.spaces:
+    if not isinstance(space, spaces.Dict) or MASK not in space.spaces:
         return space
-    return spaces.Dict({key: inner for key, inner in space.spaces.items() if key != _MASK})
+    return spaces.Dict({key: inner for key, inner in space.spaces.items() if key != MASK})

@@ -12,7 +12,7 @@ import importlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
@@ -39,6 +39,7 @@ Convert = Callable[[Array, Array], Array]
 
 GameOfSpaces = TypeVar("GameOfSpaces", bound=Game)
 
+MASK: Final = "action_mask"
 _NUMERIC: Final = "biuf"
 """Kinds of arrays of numbers: truth values, integers with and without sign, floats."""
 _UNREADABLE: Final = (LookupError, TypeError, ValueError)
@@ -60,6 +61,39 @@ def import_optional(module: str, extra: str) -> ModuleType:
         raise SettingsError(
             f"got no package {module!r} ({error}); expected it to be installed; try: {install_command(extra)}"
         ) from error
+
+
+def registered_by(module: str) -> list[str]:
+    """Returns the ids that a module, which was imported, has registered with Gymnasium, each as MODULE:ID."""
+    registry = getattr(sys.modules.get("gymnasium"), "registry", {})
+    made_by = {one: spec.entry_point or spec.vector_entry_point for one, spec in registry.items()}
+    return [
+        f"{module}:{one}"
+        for one, made in made_by.items()
+        if (made.partition(":")[0] if isinstance(made, str) else getattr(made, "__module__", "")) == module
+    ]
+
+
+def note_unread_masks(
+    spec: ActionSpec, observed: Sequence[ObservationSpec], info: Mapping[str, Value], place: str = ""
+) -> None:
+    """Notes on standard error what may be meant as masks of actions and is not read as such.
+
+    Args:
+        spec: of the actions.
+        observed: of the observations.
+        info: of one agent.
+        place: where a mask may stand in an observation; "" for nowhere.
+    """
+    if not spec.discrete:
+        return
+    right = f"info[{MASK!r}]" + (f", or {MASK!r} {place}" if place else "")
+    for key in info:
+        if "mask" in str(key).lower() and str(key).lstrip("_") != MASK:
+            sys.stderr.write(f"{NOTICE}info[{key!r}] is not read; a mask of actions is {right}\n")
+    for one in observed:
+        if "mask" in one.name.rpartition("/")[2].lower() and one.shape == (spec.mask_size,):
+            sys.stderr.write(f"{NOTICE}{one.name!r} is read as an observation; a mask of actions is {right}\n")
 
 
 def read_wrappers(text: str) -> list[Callable[[Value], Value]]:
@@ -454,10 +488,16 @@ def _action(space: Space[Value]) -> tuple[ActionSpec, Convert]:
             return _branches(space, (2,) * math.prod(space.shape), np.zeros(1, np.int64))
         case spaces.Box() if space.dtype.kind == "f" and np.isfinite([*space.low.flat, *space.high.flat]).all():
             return _rescaled(space)
+    if isinstance(space, spaces.Box) and space.dtype.kind == "f":
+        remedy = f"give it bounds, such as Box(-1, 1, {space.shape}), and scale actions in the environment"
+    elif isinstance(space, spaces.Box):
+        remedy = "use MultiDiscrete for whole numbers, or a Box of floats"
+    else:
+        remedy = "join its parts in one of these, and take an action apart in step()"
     raise SpecError(
         got=f"the action space {space}",
         expected="Discrete, MultiDiscrete, MultiBinary or a Box of floats with finite bounds",
-        remedy="wrap the environment so that it takes one of these, as with gymnasium.wrappers.RescaleAction",
+        remedy=remedy,
     )
 
 

@@ -160,8 +160,10 @@ class Ghosts:
         received = self._received.setdefault(results.source, {})
         known = max(0, received.get(results.behavior, 0) - results.before)
         received[results.behavior] = max(received.get(results.behavior, 0), results.before + len(results.numbers))
-        lines = list(self.rules.results(results, known))
+        rules, lines = self.rules, list(self.rules.results(results, known))
         self._lines += [json.dumps({"source": results.source, **line}) for line in lines]
+        if isinstance(rules, SelfPlay):
+            lines = [line for line in lines if rules.is_opposed(line["players"])]
         return [
             (player, line["scores"][behavior_id])
             for line in lines

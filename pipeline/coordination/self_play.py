@@ -13,7 +13,7 @@ weights arrive. A learner that a crash threw back continues to count from where 
 
 import itertools
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, Self
@@ -108,6 +108,8 @@ class SelfPlay:
         changes: of the learning team so far.
         unknown: matches of matchups that are no longer known.
         lost: matches without a result.
+        unopposed: matches in which one team alone has played, although simulators have named others; they rate nobody.
+        played: teams that have played a match.
         queue: teams, the learning one first.
         turn: learner steps since the team began to learn, by behavior name.
         sampled: opponent in each place, by behavior id.
@@ -124,6 +126,8 @@ class SelfPlay:
     changes: int = 0
     unknown: int = 0
     lost: int = 0
+    unopposed: int = 0
+    played: set[int] = field(default_factory=set)
     queue: list[int] = field(default_factory=list)
     turn: dict[str, int] = field(default_factory=dict)
     sampled: dict[str, list[int]] = field(default_factory=dict)
@@ -149,6 +153,15 @@ class SelfPlay:
     def learning(self) -> list[str]:
         """Behavior names of the learning team."""
         return [name for name, side in self.sides.items() if self.team in side.teams]
+
+    @property
+    def absent(self) -> set[int]:
+        """Teams that simulators have named, and without which matches are played."""
+        return {*self.queue} - self.played if self.unopposed else set()
+
+    def is_opposed(self, behavior_ids: Iterable[str]) -> bool:
+        """Returns whether the behavior ids of a match have an opponent, who is scripted where there is one team."""
+        return len(self.queue) < 2 or len({BehaviorId.parse(one).team for one in behavior_ids}) > 1
 
     @property
     def wanted(self) -> set[tuple[str, int]]:
@@ -204,11 +217,13 @@ class SelfPlay:
         """Rates matches that ended, and yields a line of the match file for each from the `first` on."""
         for match in itertools.islice(one_by_one(results), first, None):
             matchup = self.matchups.get(match.matchup)
+            teams = {BehaviorId.parse(one).team for one in match.behavior_ids}
+            self.played |= teams
             if not match.behavior_ids:
                 self.lost += 1
             elif matchup is None:
                 self.unknown += 1
-            elif match.explicit or len({BehaviorId.parse(one).team for one in match.behavior_ids}) > 1:
+            elif match.explicit or len(teams) > 1:
                 players = self._rate(matchup, match.scores)
                 yield {
                     "match": match.number,
@@ -235,7 +250,7 @@ class SelfPlay:
         """Gives the turn to the next team that is not done."""
         for _ in self.queue:
             self.queue.append(self.queue.pop(0))
-            if not all(self.sides[name].done for name in self.learning):
+            if self.team not in self.absent and not all(self.sides[name].done for name in self.learning):
                 break
         self.changes += 1
         self.turn.clear()
@@ -324,6 +339,9 @@ class SelfPlay:
             return players
         own = sum(found[matchup.team]) / len(found[matchup.team])
         settings = self.sides[teams[matchup.team][0]].settings
+        if not self.is_opposed(scores):
+            self.unopposed += 1
+            return players
         if len(teams) == 1:
             self.ratings.enter(SCRIPTED, elo=settings.initial_elo)
             teams[matchup.team + 1] = [SCRIPTED]

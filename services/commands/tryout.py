@@ -168,6 +168,10 @@ class Trial:
         self.closed = threading.Event()
         self._returns: defaultdict[tuple[str, int], float] = defaultdict(float)
         self._ended: list[float] = []
+        self._lengths: defaultdict[tuple[str, int], int] = defaultdict(int)
+        self._ended_after: list[int] = []
+        self._is_rewarded = False
+        self._acting: set[str] = set()
         self._ranges: dict[str, tuple[float, float]] = {}
         self.name = str(options.get("env_id", name))
         self.watch = StepWatch()
@@ -203,6 +207,7 @@ class Trial:
                 if one.decisions is not None
             }
             decided += sum(len(one.agents) for one in actions.values())
+            self._acting.update(actions)
             self.calls(f"at step {number}, in step()")
             reports = game.step(actions)
         if steps and self._follow(reports):
@@ -241,18 +246,37 @@ class Trial:
                 if rows is None:
                     continue
                 for agent, reward in zip(rows.agents.tolist(), rows.rewards.tolist(), strict=True):
-                    self._returns[report.behavior, agent] += reward
+                    key = report.behavior, agent
+                    self._returns[key] += reward
+                    self._is_rewarded |= bool(reward)
                     if rows is report.ends:
-                        self._ended.append(self._returns.pop((report.behavior, agent)))
+                        self._ended.append(self._returns.pop(key))
+                        self._ended_after.append(self._lengths.pop(key, 0))
+                    else:
+                        self._lengths[key] += 1
+                self._is_rewarded |= rows.group_rewards is not None and bool(rows.group_rewards.any())
                 for values, spec in zip(rows.observations, observations, strict=True):
                     low, high = self._ranges.get(spec.name, (np.inf, -np.inf))
                     self._ranges[spec.name] = min(low, float(values.min())), max(high, float(values.max()))
         return True
 
     def _summary(self, steps: int, decided: int, seconds: float) -> Iterator[str]:
+        seen = [one for spec in self.watch.specs.values() for one in spec.observations]
+        bytewise = {one.name: one.dtype == "uint8" for one in seen if one.kind == "image"}
         for name, (low, high) in self._ranges.items():
             yield f"  {name} has values from {low:.4g} to {high:.4g}"
-        mean = f", with a mean return of {np.mean(self._ended):.4g}" if self._ended else ""
+            if bytewise.get(name) is (high <= 1):
+                expected = "bytes are divided by 255 (option brightest)" if high <= 1 else "floats are read as they are"
+                yield f"  notice: the values of the image {name} may have another scale: {expected}"
+        if silent := sorted(self.watch.specs.keys() - self._acting):
+            names = ", ".join(silent)
+            yield f"  notice: no agent of {names} has acted; where agents take turns, step() selects the next one"
+        if self._ended and not self._is_rewarded:
+            yield "  notice: every reward was 0; where agents take turns, step() ends with self._accumulate_rewards()"
+        mean = ""
+        if self._ended:
+            length, reward = np.mean(self._ended_after), np.mean(self._ended)
+            mean = f", on average after {length:.4g} steps, with a return of {reward:.4g}"
         played = f"played {steps} random steps ({decided:,} of agents) in {seconds:.2f} s"
         yield f"{played}: {len(self._ended)} episodes ended{mean}"
 

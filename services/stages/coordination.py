@@ -63,6 +63,7 @@ class Coordination:
         self._unfinished: set[str] = set()  # stepping services whose final report is missing
         self._final_reports = anyio.Event()
         self._published: dict[str, object] = {}
+        self._is_warned = False  # of absent teams
         self._warned: set[str] = set()  # behaviors with short segments
         self._path = context.run.directory / STATE_FILE
 
@@ -80,7 +81,19 @@ class Coordination:
                 self._unsaved.append(delivery)
                 for learner, score in [] if ghosts is None else ghosts.results(delivery.record):
                     self._context.registry.observe_moments("Self-play/Win Rate", [score], learner)
+                self._warn_of_absent_teams()
                 self.publish()
+
+    def _warn_of_absent_teams(self) -> None:
+        """Warns once where matches end without a team that simulators have named."""
+        ghosts = self.coordinator.ghosts
+        if self._is_warned or ghosts is None or isinstance(ghosts.rules, Tournament) or not ghosts.rules.absent:
+            return
+        self._is_warned = True
+        cause = f"matches end without an agent of the teams {sorted(ghosts.rules.absent)}"
+        effect = "they count for no rating and no win rate, and these teams do not learn"
+        remedy = "report agents of every team; in PettingZoo, step() passes agent_selection on"
+        self._context.log.warning("no_opponents", cause=cause, effect=effect, remedy=remedy, notice=True)
 
     def on_stepping(self, topics: Subscription) -> None:
         """Takes over what a stepping service publishes."""

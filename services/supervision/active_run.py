@@ -27,6 +27,7 @@ _ALIKE: Final = 3
 """A part that has failed so often in the same way, without a trained step in between, ends the run."""
 _PLACE: Final = re.compile(r"[^\s(]+:\d+\)$|File \".+\", line \d+", re.MULTILINE)
 """A file and line in an error, or in the traceback before it."""
+_NUMBER: Final = re.compile(r"-?\d+")
 _CORRECT: Final = "; correct it there, and continue with --resume"
 
 
@@ -261,8 +262,9 @@ class ActiveRun:
     def _count_alike(self, part: Part, hosted: HostedService, error: str) -> int:
         """Returns how often a part has failed as it does now: with the same error of the same file and line.
 
-        A restart would most likely repeat that. It is 0 for a signal, and without file and line: what was killed, or
-        has lost another process, may well work next time. A trained step is progress; so may a restart of stepping be.
+        A restart would most likely repeat that, also where the error names another number. It is 0 for a signal, and
+        without file and line: what was killed, or has lost another process, may well work next time. A trained step is
+        progress; so may a restart of stepping be.
         """
         run = self.topology.run
         output = hosted.last_lines(_SHOWN_LINES) if isinstance(hosted, Process) else ""
@@ -270,7 +272,9 @@ class ActiveRun:
         state = self.latest("coordination", RUN)
         trained = sum(one.trained for one in state.step_counts.values()) if state is not None else 0
         others = [self.parts[name].starts for name in run.stepping if name in self.parts and name != part.name]
-        way = (error, *places, trained, *others) if places and not error.startswith("signal") else ()
+        status, _, text = error.partition(": ")
+        is_own = bool(places) and not error.startswith("signal")
+        way = (status, _NUMBER.sub("#", text), *places, trained, *others) if is_own else ()
         part.way, part.alike = way, 0 if not way or run.playing else part.alike + 1 if way == part.way else 1
         return part.alike
 

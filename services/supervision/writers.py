@@ -84,6 +84,8 @@ class Writers:
         """Counts the events that a writer has not read, and reports all that it has not got."""
         path = state_path(self._directory, writer)
         state = load_state(path) or DeliveryState()
+        state.add("interrupted", int(state.is_calling))  # it was killed with an event in hand
+        state.is_calling = False
         if state.positions or not self._active.topology.run.resumed:
             state.add("unread", unread(self._directory, state.positions))
         if not any(state.counts.get(outcome) for outcome in LOST):

@@ -118,3 +118,17 @@ def test_external_opponents_are_sampled_by_their_weights() -> None:
 def test_without_external_opponents_only_versions_are_sampled() -> None:
     """All numbers are positive."""
     assert all(number > 0 for one in ghosts_after_swaps(with_window(3), 50) for number in one)
+
+
+def test_a_team_without_which_matches_end_rates_nobody_and_gets_no_turn() -> None:
+    """Simulators have named it, and its agents never act: its turn would never end."""
+    rules = with_window(1, team_change=100)
+    number = matchups(rules)[0].number
+    assert len(list(rules.results(results([(number, {LEARNER: 1.0})])))) == 1
+    assert (rules.ratings.matches, rules.absent, rules.team) == (0, {1}, 0)
+    rules.weights("A", 9, 1000)
+    assert rules.team == 0
+    list(rules.results(results([(number, {LEARNER: 1.0, GHOST: 0.0})])))
+    assert (rules.ratings.matches, rules.absent) == (1, set())
+    rules.weights("A", 10, 2000)
+    assert rules.team == 1

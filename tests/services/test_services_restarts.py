@@ -69,13 +69,19 @@ PLACE = "exit status 1: KeyError: 'speed' (/own/game.py:33)"
     [
         ([PLACE], [0], 3, "failed 3 times in the same way, without a trained step in between"),
         (["exit status 1: KeyError: 'speed' (/own/a game.py:33)"], [8], 3, "failed 3 times in the same way"),
+        (
+            [f"exit status 1: KeyError: {n} (/own/game.py:33)" for n in (-17, 4, 18)],
+            [0],
+            3,
+            "failed 3 times in the same way",
+        ),
         ([PLACE, "exit status 2: KeyError: 'speed' (/own/game.py:33)"], [0], 6, "failed 6 times in 600 s"),
         ([PLACE, "exit status 1: KeyError: 'speed' (/own/game.py:34)"], [0], 6, "failed 6 times in 600 s"),
         ([PLACE], [0, 64, 128, 192, 256, 320], 6, "failed 6 times in 600 s"),
         (["exit status 1: KeyError: 'speed'"], [0], 6, "failed 6 times in 600 s"),
         (["signal SIGKILL: KeyError: 'speed' (/own/game.py:33)"], [0], 6, "failed 6 times in 600 s"),
     ],
-    ids=["alike", "after training", "status", "line", "progress", "no line", "signal"],
+    ids=["alike", "after training", "other numbers", "status", "line", "progress", "no line", "signal"],
 )
 async def test_failure_that_repeats_itself_without_a_trained_step_ends_the_run(
     tmp_path: Path, failures: list[str], trained: list[int], starts: int, why: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def test_try_shows_what_is_read_and_plays(tmp_path: Path, capsys: pytest.Capture
     assert "board_a?team=0: agents 2; observations observation: vector 84; actions branches of 7, 2 choices" in out
     assert "observation has values from 0 to 1" in out
     assert "played 100 random steps (200 of agents)" in out
-    assert "20 episodes ended, with a mean return of 10" in out
+    assert "20 episodes ended, on average after 10 steps, with a return of 10" in out
     assert "notice: observation 'observation', a box of (6, 7, 2) int8, is read as a vector of 84 numbers" in err
     assert main([*arguments, "--option", "images=observation", "--steps", "3"]) == 0
     out, err = capsys.readouterr()
@@ -179,7 +180,60 @@ def test_syntax_error_of_an_environment_is_shown_without_frames(
 ) -> None:
     (tmp_path / "board_d.py").write_text("def f(:\n")
     assert main(["try", "board_d", "--python-path", str(tmp_path)]) == 1
-    assert capsys.readouterr().err.startswith(f'  File "{tmp_path / "board_d.py"}", line 1\n')
+    err = capsys.readouterr().err
+    assert err.startswith(f'  File "{tmp_path / "board_d.py"}", line 1\n')
+    assert re.search(rf"^SyntaxError: .* \({tmp_path / 'board_d.py'}:1\)$", err, re.MULTILINE), "check shows this line"
+
+
+SUSPECT = """
+import numpy as np
+from gymnasium import spaces
+from pettingzoo import AECEnv
+
+
+class Suspect(AECEnv):
+    metadata = {"name": "suspect"}
+    possible_agents = ["a", "b"]
+
+    def observation_space(self, agent):
+        return spaces.Box(0, 255, (3, 40, 40), np.uint8)
+
+    def action_space(self, agent):
+        return spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.agent_selection, self.turns = ["a", "b"], "a", 0
+        self.rewards, self._cumulative_rewards = dict.fromkeys("ab", 0.0), dict.fromkeys("ab", 0.0)
+        self.terminations, self.truncations = dict.fromkeys("ab", False), dict.fromkeys("ab", False)
+        self.infos = {"a": {}, "b": {}}
+
+    def observe(self, agent):
+        return np.ones((3, 40, 40), np.uint8)
+
+    def step(self, action):
+        if self.terminations[self.agent_selection]:
+            return self._was_dead_step(action)
+        self.turns += 1
+        if self.turns == 5:
+            self.terminations = dict.fromkeys(self.agents, True)
+
+
+def env():
+    return Suspect()
+"""
+
+
+def test_what_looks_like_a_mistake_and_breaks_no_rule_is_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "suspect_env.py").write_text(SUSPECT)
+    assert main(["try", "suspect_env", "--option", "teams=each", "--python-path", str(tmp_path)]) == 0
+    notices = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  notice: ")]
+    assert [" ".join(line.split()[1:5]) for line in notices] == [
+        "the values of the",
+        "no agent of suspect_env?team=1",
+        "every reward was 0;",
+    ]
 
 
 CONFIGURATION = """

@@ -16,10 +16,10 @@ from pettingzoo import AECEnv, ParallelEnv
 from sparring.pipeline.bridges.explain import NotFinite, flag, traceback_of
 from sparring.pipeline.bridges.gymnasium import GymnasiumGame, NativeGame, make_gymnasium
 from sparring.pipeline.bridges.pettingzoo import make_pettingzoo
-from sparring.pipeline.bridges.spaces import Observations, forbidden_choices, read_wrappers
+from sparring.pipeline.bridges.spaces import Actions, Observations, forbidden_choices, note_unread_masks, read_wrappers
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.simulator import BehaviorActions
-from sparring.pipeline.specs import ActionSpec, SpecError
+from sparring.pipeline.specs import ActionSpec, ObservationSpec, SpecError
 
 IMAGE = spaces.Box(0, 255, (8, 8, 3), np.uint8)
 
@@ -253,9 +253,62 @@ def test_what_cannot_be_made_has_the_remedy_for_its_cause(monkeypatch: pytest.Mo
     assert make_gymnasium(f"{__name__}:Many", 2, vectorization="native").name == "Many"
     with pytest.raises(SettingsError, match=r"'steps'.*; expected those that it takes"):
         read_wrappers('[{"class": "gymnasium.wrappers.TimeLimit", "steps": 3}]')[0](Returns(None))
-    monkeypatch.setitem(__import__("sys").modules, "nothing_here", ModuleType("nothing_here"))
-    with pytest.raises(SettingsError, match="nothing_here:ID for an environment of Gymnasium"):
-        make_pettingzoo("nothing_here")
+
+
+def test_an_environment_under_the_other_bridge_or_without_its_module_has_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its name is that of a module, or of an id, which the other bridge wants."""
+    registers = "import gymnasium\ngymnasium.register('Thermo-v0', 'thermo:Thermo')\n"
+    for name, text in (("thermo", registers), ("empty_module", ""), ("turns_module", "env = print\n")):
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    for make, env_id, remedy in (
+        (make_gymnasium, "thermo", "write thermo:Thermo-v0"),
+        (make_gymnasium, "thermo:Thermos-v0", "write thermo:Thermo-v0"),
+        (make_gymnasium, "empty_module:A-v0", r"let .*/empty_module.py register it, by gymnasium.register\(id='A-v0'"),
+        (make_gymnasium, "turns_module", "write name: pettingzoo for the environment of the module turns_module"),
+        (make_pettingzoo, "thermo:Thermo-v0", "write name: gymnasium for its ids"),
+        (make_pettingzoo, "thermo", "write name: gymnasium and env_id: thermo:Thermo-v0"),
+        (make_pettingzoo, "empty_module", r"without parallel_env\(\) and env\(\); expected one of them; define it"),
+    ):
+        with pytest.raises(SettingsError, match=remedy):
+            make(env_id)
+    monkeypatch.setattr("turns_module.env", lambda: None)
+    with pytest.raises(SpecError, match="got None in place of an environment"):
+        make_pettingzoo("turns_module")
+
+
+@pytest.mark.parametrize(
+    ("space", "remedy"),
+    [
+        (spaces.Box(-np.inf, np.inf, (2,)), r"give it bounds, such as Box\(-1, 1, \(2,\)\)"),
+        (spaces.Box(0, 9, (2,), np.int64), "use MultiDiscrete for whole numbers"),
+        (spaces.Tuple([spaces.Discrete(2)]), r"join its parts in one of these, and take an action apart in step\(\)"),
+    ],
+)
+def test_an_action_space_that_does_not_suit_has_a_remedy_that_works(space: Any, remedy: str) -> None:
+    with pytest.raises(SpecError, match=remedy):
+        Actions(space)
+
+
+@pytest.mark.parametrize(
+    ("observed", "info", "noted"),
+    [
+        ((), {"action_masks": [1, 0]}, "info['action_masks'] is not read; a mask of actions is info['action_mask']"),
+        (("mask",), {}, "'mask' is read as an observation; a mask of actions is info['action_mask']"),
+        (("a/action_mask",), {}, "'a/action_mask' is read as an observation"),
+        (("mask",), {"action_mask": [1, 0], "_action_mask": [1]}, "'mask' is read as an observation"),
+        (("task",), {"action_mask": [1, 0]}, ""),
+    ],
+)
+def test_what_may_be_meant_as_a_mask_is_noted(
+    observed: tuple[str, ...], info: dict[str, Any], noted: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    specs = [ObservationSpec(name=name, shape=(2,)) for name in observed]
+    note_unread_masks(ActionSpec(discrete=(2,)), specs, info)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.startswith(f"notice: {noted}") for line in lines] == ([True] if noted else [])
 
 
 def test_a_registered_environment_is_checked_in_the_same_words() -> None:
@@ -273,6 +326,22 @@ def test_a_vector_form_of_another_kind_is_refused_where_it_is_demanded() -> None
     gymnasium.register("Other", vector_entry_point=lambda num_envs: Other(BOTH, NO, {}))
     with pytest.raises(SettingsError, match="without autoreset_mode NEXT_STEP"):
         make_gymnasium(f"{__name__}:Other", 2, vectorization="native")
+
+
+def test_a_vector_form_that_is_not_used_is_noted_with_the_cause(capsys: pytest.CaptureFixture[str]) -> None:
+    class Same(ReturnsMany):
+        metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    gymnasium.register("Same", lambda: Returns((ZERO, {})), vector_entry_point=lambda num_envs: Same(BOTH, NO, {}))
+    assert isinstance(make_gymnasium(f"{__name__}:Same", 8), GymnasiumGame)
+    assert (
+        "metadata['autoreset_mode'] is AutoresetMode.SAME_STEP, not AutoresetMode.NEXT_STEP" in capsys.readouterr().err
+    )
+    wrapper = '[{"class": "gymnasium.wrappers.TimeLimit", "max_episode_steps": 3}]'
+    make_gymnasium(f"{__name__}:Same", 8, wrappers=wrapper)
+    assert "options and wrappers are for its single form; 8 single environments are stepped" in capsys.readouterr().err
+    make_gymnasium(f"{__name__}:Same", 7, wrappers=wrapper)
+    assert not capsys.readouterr().err
 
 
 def test_a_missing_import_of_an_environment_is_told_from_a_missing_module(
@@ -406,6 +475,8 @@ class Turns(AECEnv[str, Any, Any]):
         self.terminations, self.truncations = dict.fromkeys("ab", False), dict.fromkeys("ab", False)
         self.infos: dict[str, Any] = {"a": {}, "b": {}}
         self.agent_selection, self.turns = "a", 0
+        if self.mistake == "entry":
+            self.terminations.clear()
 
     def observe(self, agent: str) -> Any:
         return {"observation": ZERO} | ({} if self.mistake == "mask" else {"action_mask": np.ones(2, np.int8)})
@@ -435,6 +506,10 @@ class Turns(AECEnv[str, Any, Any]):
         ),
         ("dead", r"got 'a', which has ended, in self.agents after its step\(None\).*_was_dead_step"),
         ("selection", "got agent_selection 'c'; expected one of self.agents"),
+        (
+            "entry",
+            r"got no 'a' in self.terminations after reset\(\); expected an entry for each.* \(reset\(\) of Turns, ",
+        ),
         ("last", r"got None \(NoneType\) from last\(\); expected a tuple of 5: .* \(last\(\) of Turns, "),
         ("flag", r"got 'no' \(str\) as termination of agent 'b' in area 0; expected True or False"),
         ("empty", "got an episode that is over, because self.agents is empty, without an end of a, b"),
@@ -446,6 +521,15 @@ def test_mistakes_of_an_environment_in_turns_are_explained(
     assert play(lambda **_: Turns(""), "env", monkeypatch) == [1, 1, 1, 1]
     with pytest.raises(SpecError, match=explained):
         play(lambda **_: Turns(mistake), "env", monkeypatch)
+
+
+@pytest.mark.filterwarnings("ignore:Your environment should override")
+def test_a_space_that_is_not_defined_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Spaceless(Turns):
+        action_space = AECEnv.action_space
+
+    with pytest.raises(SpecError, match=r"got no action_space of agent 'a'; .*define action_space\(self, agent\)"):
+        play(lambda **_: Spaceless(""), "env", monkeypatch)
 
 
 def play(make: Any, form: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
