@@ -92,7 +92,7 @@ def flag(value: Value, name: str, area: int, agent: str = "") -> bool:
     """
     if value is True or value is False:
         return bool(value)
-    if np.size(value) != 1 or np.asarray(value).dtype.kind not in "biuf" or np.isnan(value).any():
+    if np.size(value) != 1 or np.asarray(value).dtype.kind not in "biuf" or np.asarray(value).item() not in (0, 1):
         raise _wrong(value, _part(name, area, agent), "True or False")
     return bool(np.asarray(value).item())  # as a list of one element is true whatever it holds
 

@@ -253,7 +253,7 @@ def _matters(record: logging.LogRecord) -> bool:
 
 def _line(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
     """Formats one event for a reader: time, level, service, event, then the rest; an exception follows below."""
-    rest = {name: value for name, value in event.items() if name not in _PLACED}
+    rest = {name: value for name, value in event.items() if name not in PLACED}
     parts = [str(event["timestamp"])[11:19], f"{event['level']:<7}", str(event["service"]), str(event["event"])]
     text = "  ".join(parts + [f"{name}={value}" for name, value in rest.items()])
     return printable(f"{text}\n{event['exception']}" if "exception" in event else text)
@@ -267,7 +267,8 @@ def printable(text: str) -> str:
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-_PLACED: Final = {"timestamp", "level", "service", "event", "run_id", "logger", "notice", "exception"}
+PLACED: Final = frozenset({"timestamp", "level", "service", "event", "run_id", "logger", "notice", "exception"})
+"""Keys of a line that are no facts of its event."""
 
 
 def _readable(value: Json) -> Json:

@@ -71,8 +71,6 @@ def run(args: argparse.Namespace) -> int:
     write_atomically(directory / "evaluation.json", json.dumps(found, indent=2).encode())
     files = [one for one in (args.video, directory / "evaluation.json") if one is not None and one.exists()]
     sys.stdout.write("".join(f"{line}\n" for line in [*_lines(found), *files]))
-    if status == "completed" and not found["complete"]:
-        sys.stderr.write(f"sparring evaluate: gave up after {args.timeout:g} s (--timeout) with episodes missing\n")
     return _exit_status(found, args.at_least)
 
 

@@ -61,7 +61,10 @@ def run(args: argparse.Namespace) -> int:
         )
     players = list(_players(runs, settings, args.checkpoints, untrained=args.untrained))
     if len(players) + args.mirror < 2:
-        raise SettingsError("got a single player; expected two; name another run, --untrained or --checkpoints 2")
+        raise SettingsError(
+            f"got a single player, {players[0][0]}; expected two; name another run, --untrained, or --checkpoints 2 "
+            "of a run whose behaviors have two checkpoints each"
+        )
     playing = Playback(
         checkpoints={},
         players=[label for label, _ in players],

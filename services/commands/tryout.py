@@ -91,7 +91,15 @@ def run(args: argparse.Namespace) -> int:
             name = "pettingzoo" if re.fullmatch(r"[A-Za-z_][\w.]*", args.env) else "gymnasium"
             texts = [f"env_id={args.env}", *texts]
         named = [Trial(name, args.areas, parse_options(name, texts), args.seed)]
-    return max([_try(one, args.steps, args.timeout) for one in named])
+    before = {*threading.enumerate()}
+    status = max([_try(one, args.steps, args.timeout) for one in named])
+    if left := [one.name for one in threading.enumerate() if one not in before and not one.daemon]:
+        say(
+            f"{NOTICE}threads of the environment still run after close(), and are ended: {printable(', '.join(left))}\n"
+        )
+        sys.stdout.flush()
+        os._exit(status)  # the interpreter would wait for them
+    return status
 
 
 def _try(trial: "Trial", steps: int, limit_s: float) -> int:

@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
@@ -102,8 +103,7 @@ class Supervisor:
         async with anyio.create_task_group() as tasks:
             await tasks.start(self._follow_signals)
             await self._add_services(tasks, active.topology.services)
-            names = [plan.name for plan in active.topology.simulators] + [plan.name for plan in active.topology.writers]
-            tasks.start_soon(relay, [run.directory / "logs" / f"{name}.stderr" for name in names], self._log)
+            tasks.start_soon(relay, self._files_of_notices, self._log)
             tasks.start_soon(self._writers.run)
             tasks.start_soon(self._start_simulators, tasks)
             tasks.start_soon(self._exports.run)
@@ -140,6 +140,13 @@ class Supervisor:
             self._log.info("waiting_for_simulators", addresses=addresses, notice=True)
         for plan in active.topology.simulators if not active.over.is_set() else ():
             active.keep(tasks, plan)
+
+    def _files_of_notices(self) -> list[Path]:
+        topology = self.active.topology
+        names = [plan.name for plan in topology.simulators] + [plan.name for plan in topology.writers]
+        names = [f"{name}.stderr" for name in names]
+        names += [f"{logs.file_name(plan.name)}.jsonl" for plan in topology.services]
+        return [topology.run.directory / "logs" / name for name in names]
 
     async def _add_services(self, tasks: TaskGroup, plans: Sequence[ServicePlan]) -> None:
         subscribe = self._transport.subscribe

@@ -12,7 +12,7 @@ unblocked by   time alone
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -25,6 +25,7 @@ from sparring.pipeline.errors import NOTICE
 from sparring.pipeline.files import regular, write_atomically
 from sparring.pipeline.messages.channels import METRICS, STEPPING_STATE
 from sparring.pipeline.messages.metrics import Metrics
+from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.files import full, trim
 from sparring.pipeline.monitoring.progress import SIMULATORS
 from sparring.pipeline.monitoring.stalls import Stall, StallHistory, Stalls
@@ -68,6 +69,7 @@ ASKS: Final = "press Play"
 """A bridge writes these words once it listens for its game."""
 
 PROCESSES: Final = "processes.json"
+WRITE_FAILED: Final = "not_written"
 _MOST_BYTES: Final = 65536
 _MOST_NOTES: Final = 100
 
@@ -204,7 +206,7 @@ class Watchdog:
         if count > reported and now - at >= WRITES_S:
             self._reported_writes[name] = count, now
             folder = str(self._active.topology.run.directory)
-            self._active.log.warning("not_written", part=name, times=int(count), folder=folder, notice=True)
+            self._active.log.warning(WRITE_FAILED, part=name, times=int(count), folder=folder, notice=True)
 
     def _check_progress(self, stalls: list[Stall], now: float) -> None:
         """Reports stalls, kills a service that is stuck, and ends a run with too many stalls."""
@@ -223,26 +225,55 @@ class Watchdog:
                 part.kill()
 
 
-async def relay(paths: Iterable[Path], log: FilteringBoundLogger, pace_s: float = 0.5) -> None:
-    """Logs each line in which a bridge asks for its game or notes something for the user, until it is cancelled.
+async def relay(files: Callable[[], Iterable[Path]], log: FilteringBoundLogger, pace_s: float = 0.5) -> None:
+    """Logs what other processes have for the user, until it is cancelled, and then once more.
+
+    These are lines in which a bridge asks for its game or notes something, and notices in the logs of services.
 
     Args:
-        paths: files that the bridges write; lines that exist already are skipped, as an earlier session wrote them.
+        files: returns the standard error of bridges and writers, and the logs (.jsonl) of services; lines that exist
+            already are skipped, as an earlier session wrote them.
         log: for the console.
         pace_s: seconds between two looks.
     """
-    ends = {path: path.stat().st_size if path.exists() else 0 for path in paths}
+    ends = {path: path.stat().st_size for path in files() if path.exists()}
     notes: set[str] = set()
-    while True:
-        for path, end in ends.items():
-            new, ends[path] = written_since(path, end)
+
+    def look() -> None:
+        for path in files():
+            new, ends[path] = written_since(path, ends.get(path, 0))
             for line in new.decode(errors="replace").splitlines():
-                if ASKS in line:
+                if path.suffix == ".jsonl":
+                    level, note = _notice_of(line)
+                elif ASKS in line:
                     log.info("start_the_game", part=path.stem, note=line, notice=True)
-                elif line.startswith(NOTICE) and line not in notes and len(notes) < _MOST_NOTES:
-                    notes.add(line)
-                    log.warning("notice", part=path.stem, note=line.removeprefix(NOTICE), notice=True)
-        await anyio.sleep(pace_s)
+                    continue
+                else:
+                    level, note = "warning", line.removeprefix(NOTICE) if line.startswith(NOTICE) else ""
+                if note and note not in notes and len(notes) < _MOST_NOTES:
+                    notes.add(note)
+                    getattr(log, level)("notice", part=path.stem, note=note, notice=True)
+
+    try:
+        while True:
+            look()
+            await anyio.sleep(pace_s)
+    finally:
+        look()
+
+
+def _notice_of(line: str) -> tuple[str, str]:
+    """Returns level and text of a line of a log; no text where it is not for the console, or is there already."""
+    if '"notice": true' not in line:
+        return "", ""
+    try:
+        found = json.loads(line)
+        level = found["level"]
+        facts = [f"{name}={value}" for name, value in found.items() if name not in logs.PLACED | {"start"}]
+        own = level in ("info", "warning", "error") and found["event"] != WRITE_FAILED  # `_check_writes` says that
+        return (level, "  ".join([found["event"], *facts])) if own else ("", "")
+    except (ValueError, TypeError, KeyError):  # a damaged line
+        return "", ""
 
 
 def written_since(path: Path, end: int) -> tuple[bytes, int]:

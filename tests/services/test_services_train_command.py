@@ -145,13 +145,22 @@ def test_inference_does_not_accept_initialize_from(tmp_path: Path) -> None:
 
 
 def test_new_note_of_a_bridge_is_printed_once(tmp_path: Path) -> None:
-    path, notes = tmp_path / "simulator-0.stderr", []
+    path, log, notes = tmp_path / "simulator-0.stderr", tmp_path / "learning-Ball.jsonl", []
     path.write_text("the Unity editor: press Play; an hour ago\n")
+
+    notice = {"level": "info", "event": "lesson", "service": "learning-Ball", "value": 3, "notice": True}
+    logged = [
+        notice,
+        {**notice, "notice": False, "value": 4},
+        {**notice, "event": "not_written"},  # the supervisor says that itself
+        {**notice, "level": "exit"},
+    ]
 
     async def listen() -> None:
         with structlog.testing.capture_logs() as lines, anyio.fail_after(10):
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(relay, [path, tmp_path / "not-yet.stderr"], structlog.get_logger(), 0)
+                files = path, tmp_path / "not-yet.stderr", log
+                tasks.start_soon(relay, lambda: files, structlog.get_logger(), 0)
                 await anyio.lowlevel.checkpoint()
                 with path.open("a") as file:
                     file.write("a warning\nthe Unity editor: press Play; waiting\n" + 2 * "notice: a box is a vector\n")
@@ -159,6 +168,7 @@ def test_new_note_of_a_bridge_is_printed_once(tmp_path: Path) -> None:
                     await anyio.lowlevel.checkpoint()
                 for _ in range(5):
                     await anyio.lowlevel.checkpoint()
+                log.write_text("".join(f"{json.dumps(one)}\n" for one in logged))  # just before the end
                 tasks.cancel_scope.cancel()
         notes.extend(lines)
 
@@ -166,6 +176,7 @@ def test_new_note_of_a_bridge_is_printed_once(tmp_path: Path) -> None:
     assert [(line["part"], line["note"]) for line in notes] == [
         ("simulator-0", "the Unity editor: press Play; waiting"),
         ("simulator-0", "a box is a vector"),
+        ("learning-Ball", "lesson  value=3"),
     ]
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 import threading
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -183,6 +185,22 @@ def test_syntax_error_of_an_environment_is_shown_without_frames(
     err = capsys.readouterr().err
     assert err.startswith(f'  File "{tmp_path / "board_d.py"}", line 1\n')
     assert re.search(rf"^SyntaxError: .* \({tmp_path / 'board_d.py'}:1\)$", err, re.MULTILINE), "check shows this line"
+
+
+def test_threads_that_an_environment_leaves_hold_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(tryout.os, "_exit", ended.append)
+    module = ModuleType("released")
+    module.event = threading.Event()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "released", module)
+    leave = "__import__('threading').Thread(target=__import__('released').event.wait, name='engine').start()"
+    environment(tmp_path, "board_t", fails=2, how=leave)
+    main(["try", "board_t:board_t-v0", "--python-path", str(tmp_path)])
+    module.event.set()
+    assert ended == [0]
+    assert "threads of the environment still run after close(), and are ended: engine" in capsys.readouterr().err
 
 
 SUSPECT = """

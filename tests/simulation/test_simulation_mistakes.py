@@ -111,6 +111,7 @@ def test_what_a_gymnasium_environment_returns_is_checked() -> None:
             r"got a list of 1 \(NoneType\) as terminated of area 0; expected True or False",
         ),
         ((ZERO, 0.0, None, False, {}), r"got None \(NoneType\) as terminated of area 0; expected True or False"),
+        ((ZERO, 0.0, 0.5, False, {}), r"got 0.5 \(float\) as terminated of area 0; expected True or False"),
         ((ZERO, 0.0, np.nan, False, {}), r"got nan \(float\) as terminated of area 0; expected True or False"),
         ((ZERO, 0.0, False, "no", {}), r"got 'no' \(str\) as truncated of area 0; expected True or False"),
         (
