@@ -13,6 +13,7 @@ from typing import Final, NoReturn
 
 from sparring import __version__
 from sparring.pipeline.errors import BAD_INPUT, FAILED, SettingsError, SparringError, first_failure
+from sparring.services.process import interrupts
 from sparring.services.process.lifeline import end_with_supervisor
 
 COMMANDS: Final = {
@@ -99,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still in its buffer
         return 128 + signal.SIGPIPE
     except Exception as failure:
-        return _report(failure)
+        return 128 + signal.SIGINT if interrupts.has_come() else _report(failure)
 
 
 def _check_working_folder(*, is_supervised: bool) -> None:

@@ -35,6 +35,7 @@ from sparring.pipeline.monitoring.progress import ProgressTracker
 from sparring.pipeline.monitoring.summary import Status
 from sparring.pipeline.monitoring.writing import Writing
 from sparring.pipeline.queues.interface import Subscription, Transport
+from sparring.services.process import interrupts
 from sparring.services.process.runtime import SUPERVISOR, follow
 from sparring.services.supervision.active_run import ActiveRun
 from sparring.services.supervision.ending import TURN_S, stop_in_order, write_summary
@@ -105,13 +106,14 @@ class Supervisor:
             await self._add_services(tasks, active.topology.services)
             tasks.start_soon(relay, self._files_of_notices, self._log)
             tasks.start_soon(self._writers.run)
-            tasks.start_soon(self._start_simulators, tasks)
             tasks.start_soon(self._exports.run)
-            tasks.start_soon(follow, active.topics["coordination"], self._on_run_state)
-            for name in run.stepping:
-                tasks.start_soon(follow, active.topics[name], self._show_behaviors)
-            if run.grows:
-                tasks.start_soon(self._follow_names, tasks)
+            if active.topics:  # and no signal has come before the services
+                tasks.start_soon(self._start_simulators, tasks)
+                tasks.start_soon(follow, active.topics["coordination"], self._on_run_state)
+                for name in run.stepping:
+                    tasks.start_soon(follow, active.topics[name], self._show_behaviors)
+                if run.grows:
+                    tasks.start_soon(self._follow_names, tasks)
             watchdog = Watchdog(active)
             tasks.start_soon(watchdog.watch)
             tasks.start_soon(watchdog.watch_folder)
@@ -242,7 +244,8 @@ class Supervisor:
             ends.append(signal.SIGHUP)
         with anyio.open_signal_receiver(*ends) as signals:
             task_status.started()
-            await anext(signals)
+            if not interrupts.has_come():  # during the start
+                await anext(signals)
             first_at = self.active.clock()
             self._log.info("stopping", cause="signal", notice=True)
             self.active.end("stopped")

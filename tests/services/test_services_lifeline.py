@@ -13,6 +13,7 @@ import pytest
 
 from sparring import __main__
 from sparring.services import main as command
+from sparring.services.process import interrupts
 from sparring.services.process.hosting import ProcessHost
 from sparring.services.process.lifeline import PIPE_VARIABLE, adopt_orphans
 
@@ -35,8 +36,20 @@ def test_interrupt_that_no_command_handles_ends_without_a_traceback(monkeypatch:
     def interrupted() -> int:
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(interrupts, "watch", lambda: None)
     monkeypatch.setattr(command, "main", interrupted)
     assert __main__.main() == 130
+
+
+def test_interrupt_that_a_library_turns_into_an_error_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_given: object) -> int:
+        raise ValueError("Error building a serializer: KeyboardInterrupt")
+
+    monkeypatch.setattr(command, "_run", interrupted)
+    with pytest.raises(ValueError, match="serializer"):
+        command.main(["train"])
+    monkeypatch.setattr(interrupts, "_has_come", True)
+    assert command.main(["train"]) == 130
 
 
 @pytest.mark.parametrize("value", ["abc", "99", "-1", "9" * 30])

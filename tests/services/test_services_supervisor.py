@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -28,6 +29,7 @@ from sparring.pipeline.queues.interface import Publisher
 from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
 from sparring.pipeline.settings import parse_settings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.services.process import interrupts
 from sparring.services.process.runtime import Playback
 from sparring.services.supervision import ending
 from sparring.services.supervision import supervisor as supervisors
@@ -264,6 +266,24 @@ async def test_hangup_that_was_ignored_at_the_start_ends_no_run(tmp_path: Path) 
         os.kill(os.getpid(), signal.SIGTERM)
     signal.signal(signal.SIGHUP, former)
     assert statuses == ["stopped"]
+
+
+@pytest.mark.anyio
+async def test_interrupt_that_a_library_has_swallowed_at_the_start_stops_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr(interrupts, "_has_come", False)
+    try:
+        interrupts.watch()
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        async with MemoryTransport(MemoryHub(), start="supervisor.1") as transport:
+            with anyio.fail_after(300):
+                assert await supervisor_of(topology_of(tmp_path), FakeHost({}), transport).supervise() == "stopped"
+    finally:
+        signal.signal(signal.SIGINT, former)
 
 
 DISK_FULL = "exit status 28, could not write its files (no room on the disk?)"
