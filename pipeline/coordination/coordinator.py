@@ -90,7 +90,7 @@ class Coordinator:
             self.specs.setdefault(behavior, spec)
         name = service_of(state.source)
         if self._sources.get(name) != state.source:
-            self._simulators.miss(name, state.source)
+            self._simulators.retire(name, state.source)
         self._sources[name] = state.source
         self._matches[state.source] = state.matches
         for behavior, produced in state.behaviors.items():
@@ -125,7 +125,7 @@ class Coordinator:
             unfinished: stepping services that died at the end: what their simulators have reported last is unknown.
         """
         for service in unfinished:
-            self._simulators.miss(service)
+            self._simulators.retire(service)
         final = [one.held for one in assemblies if one is not None and one.final]
         for name, ledger in self.ledgers.items():
             ledger.close({source: steps for held in final for source, steps in held.get(name, {}).items()})

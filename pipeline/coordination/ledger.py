@@ -388,7 +388,7 @@ class SimulatorTotals:
         if self.unnamed:
             self.unheard.add("")
 
-    def miss(self, service: str, present: str = "") -> None:
+    def retire(self, service: str, present: str = "") -> None:
         """Notes that processes which were connected to a stepping service that died may have reported more to it.
 
         Args:

@@ -108,7 +108,8 @@ class SelfPlay:
         changes: of the learning team so far.
         unknown: matches of matchups that are no longer known.
         lost: matches without a result.
-        unopposed: matches in which one team alone has played, although simulators have named others; they rate nobody.
+        unopposed: matches in which one team alone has played, although simulators have named others; they count for no
+            rating.
         played: teams that have played a match.
         queue: teams, the learning one first.
         turn: learner steps since the team began to learn, by behavior name.

@@ -120,7 +120,7 @@ def test_without_external_opponents_only_versions_are_sampled() -> None:
     assert all(number > 0 for one in ghosts_after_swaps(with_window(3), 50) for number in one)
 
 
-def test_a_team_without_which_matches_end_rates_nobody_and_gets_no_turn() -> None:
+def test_a_team_without_which_matches_end_is_not_rated_and_gets_no_turn() -> None:
     """Simulators have named it, and its agents never act: its turn would never end."""
     rules = with_window(1, team_change=100)
     number = matchups(rules)[0].number

@@ -92,7 +92,7 @@ def test_a_process_that_said_goodbye_is_not_missed_with_its_stepping_process() -
     for steps in connected.processes.values():
         object.__setattr__(steps, "connected", True)
     totals.on_stepping_state(connected)
-    totals.miss(service_of(SECOND), SECOND)
+    totals.retire(service_of(SECOND), SECOND)
     assert totals.unheard == {"p"}
 
 
