@@ -158,7 +158,8 @@ def first_failure(failure: BaseException) -> BaseException:
         failure = failure.exceptions[0]
     if isinstance(failure, IsADirectoryError | NotADirectoryError):  # a restart would repeat it
         found, expected = ("folder", "file") if isinstance(failure, IsADirectoryError) else ("file", "folder")
-        return ServiceError(f"got a {found} at {failure.filename}; expected a {expected}; move it away")
+        place = failure.filename2 or failure.filename  # of a file that replaces another, the other
+        return ServiceError(f"got a {found} at {place}; expected a {expected}; move it away")
     if isinstance(failure, OSError) and failure.errno in _NO_FILE and failure.filename:
         return ServiceError(f"got {failure.filename}: {failure.strerror}; expected a file; move it away")
     return failure

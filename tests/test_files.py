@@ -116,3 +116,11 @@ def test_what_killed_writers_leave_is_removed_and_nothing_else(tmp_path: Path) -
         path.write_text("")
     files.remove_unfinished(tmp_path)
     assert {path for path in tmp_path.rglob("*") if path.is_file()} == {*kept}
+
+
+def test_folder_in_the_place_of_a_file_is_named_and_not_the_file_that_was_to_replace_it(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    path.mkdir()
+    with pytest.raises(IsADirectoryError) as raised:
+        files.write_atomically(path, b"x")
+    assert str(errors.first_failure(raised.value)) == f"got a folder at {path}; expected a file; move it away"

@@ -110,8 +110,7 @@ class CheckpointFolder:
 
     def newest_first(self) -> list[Path]:
         """Returns all checkpoints, recovery checkpoints included, by steps; they are not verified."""
-        found = self.path.iterdir() if self.path.is_dir() else ()
-        return sorted((path for path in found if _NAMES.fullmatch(path.name)), key=age, reverse=True)
+        return newest_first(self.path)
 
     def load_latest(self) -> Checkpoint:
         """Returns the newest checkpoint.
@@ -137,7 +136,7 @@ class CheckpointFolder:
         Raises:
             OSError: the disk is full or the folder cannot be written.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(exist_ok=True)  # not its parent: a run whose folder was removed does not make it anew
         # Not flushed to the disk: this runs once per update, and a flush may take longer than a small update does.
         # What was written survives the end of the process, kill -9 included. Only a power loss can remove it, which
         # also ends every process that had received the version, so that publishing it again does no harm.
@@ -276,6 +275,12 @@ def _sha256(content: bytes) -> str:
 
 def _canonical(state: Mapping[str, Json]) -> bytes:
     return json.dumps(state, sort_keys=True, separators=(",", ":")).encode()
+
+
+def newest_first(folder: Path) -> list[Path]:
+    """Returns the checkpoints in the folder of a behavior, as `CheckpointFolder.newest_first` does."""
+    found = folder.iterdir() if folder.is_dir() else ()
+    return sorted((path for path in found if _NAMES.fullmatch(path.name)), key=age, reverse=True)
 
 
 def age(path: Path) -> tuple[int, int]:

@@ -283,15 +283,21 @@ def _found(folder: Path, behavior: str | None) -> Path:
     """Returns the folder of a checkpoint: this one, or the newest of a run's behavior."""
     if (folder / "state.json").exists():
         return folder
-    from sparring.pipeline.learning.checkpoints import age
+    from sparring.pipeline.learning.checkpoints import newest_first
 
-    trained = sorted({one.parent.parent for one in folder.glob("*/c*-*/state.json")} if folder.is_dir() else ())
-    names = [one.name for one in trained if behavior in (None, one.name)]
+    inside = sorted(folder.iterdir()) if folder.is_dir() else []
+    newest = {
+        one.name: path
+        for one in inside
+        for path in newest_first(one)[::-1]
+        if path.name.startswith("c") and (path / "state.json").exists()
+    }
+    trained, names = list(newest), [name for name in newest if behavior in (None, name)]
     if len(names) != 1:
-        got = f"{folder}, which has checkpoints of {', '.join(one.name for one in trained) or 'no behavior'}"
+        got = f"{folder}, which has checkpoints of {', '.join(trained) or 'no behavior'}"
         wanted = "a run or a checkpoint" if not trained else "one of these as behavior"
         raise SettingsError(f"got {got}; expected {wanted}; correct the {'path' if not trained else 'behavior'}")
-    return max((one.parent for one in (folder / names[0]).glob("c*-*/state.json")), key=age)
+    return newest[names[0]]
 
 
 class _Checkpoint:

@@ -110,6 +110,9 @@ def _has_reported(active: ActiveRun, part: Part) -> bool:
 def write_summary(active: ActiveRun, wall_s: float) -> None:
     """Writes `summary.json` of a run that has ended after `wall_s` seconds; the run has failed where that fails."""
     active.check_folder()
+    if active.gone:
+        active.log.info("run_ended", status=active.status, summary="not written", wall_s=round(wall_s, 1), notice=True)
+        return
     run, path = active.topology.run, active.topology.run.directory / "summary.json"
     monitored, counted = _monitored(active), active.latest("coordination", RUN)
     names = {*monitored} | ({name for name, one in counted.step_counts.items() if one.produced} if counted else set())
@@ -123,10 +126,7 @@ def write_summary(active: ActiveRun, wall_s: float) -> None:
     )
     ending = {"status": active.status, "summary": str(path), "wall_s": round(wall_s, 1)}
     try:
-        if active.gone:
-            ending["summary"] = "not written"
-        else:
-            write_atomically(path, json.dumps(content, indent=2).encode())
+        write_atomically(path, json.dumps(content, indent=2).encode())
     except OSError as refused:
         active.log.info("summary_not_written", notice=True, **content)
         active.fail_late(f"{path} cannot be written: {refused}")

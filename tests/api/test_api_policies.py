@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -123,6 +124,7 @@ def test_newest_checkpoint_of_a_run_is_loaded_by_path_or_id(tmp_path: Path) -> N
     folder = CheckpointFolder(tmp_path / "run", "Goal")
     for trained in (900, 12_000):
         folder.save(checkpoint_of(KINDS["vector"] if trained > 900 else KINDS["image"], trained=trained), 5)
+    shutil.copytree(folder.path / "checkpoint-000000012000", folder.path / "checkpoint-000000013000.bak")
     for policy in (sparring.load(tmp_path / "run"), sparring.load("run", results_dir=tmp_path)):
         assert policy.spec.observations == KINDS["vector"][0]
     older = sparring.load(tmp_path / "run" / "Goal" / "checkpoint-000000000900")
