@@ -24,12 +24,14 @@ def regular(path: Path) -> Path:
     """Returns the path of a file of a run that is about to be opened, which a named pipe would block forever.
 
     Raises:
-        OSError: what is there is neither a file nor a folder.
+        OSError: what is there is neither a file nor a folder, or a link to a place that cannot be.
     """
     with suppress(FileNotFoundError):
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a folder has an error of its own
             raise OSError(errno.ENXIO, "Not a regular file", str(path))
+    if path.is_symlink() and not path.resolve().parent.exists():
+        raise OSError(errno.ENXIO, "A link into a folder that does not exist", str(path))
     return path
 
 

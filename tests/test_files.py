@@ -26,6 +26,12 @@ def test_named_pipe_is_no_file_of_a_run_and_blocks_nothing(tmp_path: Path) -> No
     assert str(errors.first_failure(raised.value)) == f"got {pipe}: Not a regular file; expected a file; move it away"
     assert files.regular(missing) == missing
     assert files.regular(tmp_path) == tmp_path, "opening it fails, as it is a folder"
+    lost, new = tmp_path / "lost", tmp_path / "new"
+    lost.symlink_to(tmp_path / "nowhere" / "file")
+    new.symlink_to(missing)
+    with pytest.raises(OSError, match="A link into a folder that does not exist"):
+        files.append(lost, b"line")
+    assert files.append(new, b"line") == 4, "its target is made"
 
 
 def test_folder_is_copied_without_broken_links_and_a_pipe_in_it_is_named(tmp_path: Path) -> None:

@@ -94,6 +94,7 @@ class CheckpointFolder:
             )
         self.behavior = behavior
         self.path = root / behavior
+        self._is_made = False
 
     def save(self, checkpoint: Checkpoint, keep: int) -> Path:
         """Writes a permanent checkpoint and removes all but the newest `keep`.
@@ -136,7 +137,8 @@ class CheckpointFolder:
         Raises:
             OSError: the disk is full or the folder cannot be written.
         """
-        self.path.mkdir(exist_ok=True)  # not its parent: a run whose folder was removed does not make it anew
+        self.path.mkdir(parents=not self._is_made, exist_ok=True)
+        self._is_made = True
         # Not flushed to the disk: this runs once per update, and a flush may take longer than a small update does.
         # What was written survives the end of the process, kill -9 included. Only a power loss can remove it, which
         # also ends every process that had received the version, so that publishing it again does no harm.
@@ -180,7 +182,9 @@ class CheckpointFolder:
             return final if same else self._write(checkpoint, f"{name}-{checkpoint.version:04d}")
         if final.exists():
             self._remove(final)
-        self.path.mkdir(parents=True, exist_ok=True)
+        # With its parents once: a run whose folder was removed meanwhile does not make it anew.
+        self.path.mkdir(parents=not self._is_made, exist_ok=True)
+        self._is_made = True
         for left in self.path.glob(".partial-*"):  # of a crash
             shutil.rmtree(left)
         partial = self.path / f".partial-{name}"

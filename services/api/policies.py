@@ -186,7 +186,7 @@ class Policy:
         self, columns: Sequence[Array], masks: Sequence[Value], deterministic: bool, memory: Floats | None
     ) -> tuple[Chosen, Floats | None]:
         rows, carried = len(columns[0]), self._network.carried
-        if isinstance(masks, str) or not hasattr(masks, "__len__"):
+        if isinstance(masks, str) or not hasattr(masks, "__len__") or getattr(masks, "shape", None) == ():
             raise self._wrong(f"{shown(masks)} as masks", "those of each agent, or None for all")
         if len(masks) != rows:
             raise self._wrong(f"masks of {len(masks)} agents", f"{rows}, or None for all")

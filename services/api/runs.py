@@ -299,17 +299,18 @@ def start(
     name = options.get("run_id") or f"run-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
     words = ["--run-id", name, "--results-dir", str(folder), "--until-eof"]
     words += options_of({key: value for key, value in options.items() if key not in ("run_id", "results_dir")})
-    held, former = ExitStack(), present(folder / name)
-    output = held.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (as long as the run)
-    process = subprocess.Popen(
-        [*SPARRING, "train", *held.enter_context(written(config, overrides)), *words],
-        stdin=subprocess.PIPE,
-        stdout=output,
-        stderr=output,
-        process_group=0,  # Ctrl-C is for the caller, who decides whether the run stops
-        **({} if in_order else held.enter_context(ending_with_caller())),
-    )
-    return Run((folder / name).absolute(), process, output, callbacks, held, former)
+    former = present(folder / name)
+    with ExitStack() as held:
+        output = held.enter_context(tempfile.TemporaryFile())
+        process = subprocess.Popen(
+            [*SPARRING, "train", *held.enter_context(written(config, overrides)), *words],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            process_group=0,  # Ctrl-C is for the caller, who decides whether the run stops
+            **({} if in_order else held.enter_context(ending_with_caller())),
+        )
+        return Run((folder / name).absolute(), process, output, callbacks, held.pop_all(), former)
 
 
 @checked
@@ -354,12 +355,17 @@ def written(config: Config, overrides: Mapping[str, Json] | None) -> Iterator[li
     assigned = [word for key, value in (overrides or {}).items() for word in ("--set", f"{key}={_json(value)}")]
     if any("\0" in word for word in assigned):
         raise SettingsError("got a key with the character NUL; expected one of the configuration; correct it")
+    try:
+        here = str(Path.cwd())
+    except OSError as error:
+        got = f"a working folder that cannot be found ({error.strerror})"
+        raise SettingsError(f"got {got}; expected one that exists; change to another") from None
     if not isinstance(config, Mapping):
         yield [str(Path(config).absolute()), *assigned]  # it might begin with -
         return
     content, pipeline = dict(config), config.get("pipeline") or {}
     if isinstance(pipeline, Mapping) and isinstance(own := pipeline.get("python_path", ()), list | tuple):
-        content["pipeline"] = {**pipeline, "python_path": [*own, str(Path.cwd())]}
+        content["pipeline"] = {**pipeline, "python_path": [*own, here]}
     text = _json(content)
     with private_folder(_WRITTEN, shutil.rmtree) as folder:
         path = folder / "config.yaml"

@@ -85,7 +85,7 @@ def _rendered(settings: Settings, file: Path) -> Settings:
         what = "no simulator of its own" if first is None else first.name or "a command"
         raise SettingsError(
             f"got --video {file} of a run with {what}; expected a file .gif of a Gymnasium or PettingZoo environment; "
-            "correct the suffix, or record the window of the game with another program"
+            "correct what differs, or record the window of the game with another program"
         )
     if not file.absolute().parent.is_dir():
         raise SettingsError(f"got --video {file}; expected a folder that exists; make {file.absolute().parent}")

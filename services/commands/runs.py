@@ -175,7 +175,9 @@ def find(run: str | Path, results_dir: Path) -> Path:
         with suppress(OSError):  # no folder can have this name, for example
             if folder.is_dir():
                 return folder
-    known = sorted(folder.name for folder in results_dir.iterdir() if folder.is_dir()) if results_dir.is_dir() else []
+    known: list[str] = []
+    with suppress(OSError):
+        known = sorted(folder.name for folder in results_dir.iterdir() if folder.is_dir())
     raise SettingsError(
         f"got run {str(run)!r}; expected a folder, or one of the runs in {results_dir}: "
         f"{', '.join(known) or 'none yet'}; name one of these, or set --results-dir"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -28,3 +29,13 @@ def test_import_loads_no_more_than_numpy_and_msgpack() -> None:
 def test_torch_is_loaded_only_with_a_checkpoint() -> None:
     code = "import sys, sparring; sparring.load; sparring.start; print(*({'torch', 'zmq'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == []
+
+
+def test_working_folder_that_was_removed_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    for config in ({"behaviors": {}}, "run.yaml"):
+        with pytest.raises(sparring.SettingsError, match=r"got a working folder that cannot be found .*; change to"):
+            sparring.train(config)

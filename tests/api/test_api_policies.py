@@ -102,6 +102,7 @@ def test_sampled_actions_follow_the_seed(tmp_path: Path) -> None:
         (["1", "2", "3", "4", "5"], None, None, r"got a list of 5 .* as vector \(values of <U1\)"),
         (np.zeros((2, 5), complex), None, None, r"as vector \(values of complex128\)"),
         (np.ma.masked_array(np.zeros((2, 5)), True), None, None, r"as vector \(values that are masked\)"),
+        (np.zeros((2, 5)), np.array(None), None, r"got an array \(\) of object as masks; expected those of each agent"),
         (np.zeros((2, 5)), 5, None, r"got 5 \(int\) as masks; expected those of each agent"),
         (np.zeros((2, 5)), None, "x", r"got 'x' \(str\) as memory"),
         (np.zeros((2, 5)), None, np.zeros((1, 12)), r"a memory of the shape \(1, 12\); expected \(2, 12\)"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,16 @@ def state_at(trained, version=1):
 @pytest.fixture
 def folder(tmp_path):
     return CheckpointFolder(tmp_path, "Test")
+
+
+def test_a_folder_that_was_removed_with_its_run_is_not_made_anew(tmp_path):
+    folder = CheckpointFolder(tmp_path / "run", "Test")
+    folder.note_version(1)
+    shutil.rmtree(tmp_path / "run")
+    for write in (lambda: folder.note_version(2), lambda: folder.save(state_at(9), keep=1)):
+        with pytest.raises(FileNotFoundError):
+            write()
+    assert not (tmp_path / "run").exists()
 
 
 def names(folder):
