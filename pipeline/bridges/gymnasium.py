@@ -6,6 +6,7 @@ A report holds the end of an episode and the first observation of the next one, 
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import re
@@ -161,7 +162,7 @@ def _registration(env_id: str) -> str:
         return f"correct it, or write MODULE:{env_id} with the module that registers it"
     found = importlib.import_module(module or plain)
     if others := registered_by(module or plain):
-        return f"write {others[0]}"
+        return f"write {difflib.get_close_matches(env_id, others, n=1, cutoff=0)[0]}"
     if hasattr(found, "parallel_env") or hasattr(found, "env"):
         return f"write name: pettingzoo for the environment of the module {module or plain}"
     return f"let {found.__file__} register it, by gymnasium.register(id={plain!r}, entry_point=...)"

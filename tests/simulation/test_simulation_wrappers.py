@@ -110,7 +110,9 @@ def test_a_missing_package_is_named(env_id: str, areas: int) -> None:
 
 
 def test_a_module_without_that_environment_is_refused(module: str) -> None:
-    with pytest.raises(SettingsError, match=r"got environment .*Tunnel-v0.*; expected a registered id; correct it"):
+    with pytest.raises(
+        SettingsError, match=r"got environment .*Tunnel-v0.*; expected a registered id; write .*Corridor-v2"
+    ):
         make_gymnasium(f"{module}:{module}/Tunnel-v0")
 
 
