@@ -18,6 +18,7 @@ Json = Any
 
 
 _TEMPORARY: Final = re.compile(r"\..+\.[0-9a-f]{8}")
+"""Names that `write_atomically` gives to files that are not complete."""
 
 
 def regular(path: Path) -> Path:
@@ -33,6 +34,20 @@ def regular(path: Path) -> Path:
     if path.is_symlink() and not path.resolve().parent.exists():
         raise OSError(errno.ENXIO, "A link into a folder that does not exist", str(path))
     return path
+
+
+def working_folder() -> Path:
+    """Returns the working folder.
+
+    Raises:
+        SettingsError: it was removed.
+    """
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise SettingsError(
+            f"got a working folder that cannot be found ({error.strerror}); expected one that exists; change to another"
+        ) from None
 
 
 def copy_folder(source: Path, target: Path, *ignored: str) -> None:

@@ -7,12 +7,13 @@ import os
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final, NoReturn
 
 from sparring import __version__
 from sparring.pipeline.errors import BAD_INPUT, FAILED, SettingsError, SparringError, first_failure
+from sparring.pipeline.files import working_folder
 from sparring.services.process import interrupts
 from sparring.services.process.lifeline import end_with_supervisor
 
@@ -100,7 +101,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still in its buffer
         return 128 + signal.SIGPIPE
     except Exception as failure:
-        return 128 + signal.SIGINT if interrupts.has_come() else _report(failure)
+        # A library may have made an error of its own of an interrupt during the start.
+        if interrupts.has_come() and "KeyboardInterrupt" in "".join(traceback.format_exception(failure)):
+            return 128 + signal.SIGINT
+        return _report(failure)
 
 
 def _check_working_folder(*, is_supervised: bool) -> None:
@@ -109,13 +113,11 @@ def _check_working_folder(*, is_supervised: bool) -> None:
     No library can be loaded there.
     """
     try:
-        Path.cwd()
-    except OSError as error:
-        if is_supervised:
-            return os.chdir("/")
-        raise SettingsError(
-            f"got a working folder that cannot be found ({error.strerror}); expected one that exists; change to another"
-        ) from None
+        working_folder()
+    except SettingsError:
+        if not is_supervised:
+            raise
+        os.chdir("/")
 
 
 def _run(given: Sequence[str]) -> int:

@@ -24,7 +24,7 @@ from typing import IO, Any, Final, Unpack
 from typing_extensions import TypedDict
 
 from sparring.pipeline.errors import BAD_INPUT, ServiceError, SettingsError, SparringError, how_ended
-from sparring.pipeline.files import Json, regular
+from sparring.pipeline.files import Json, regular, working_folder
 from sparring.pipeline.monitoring.events import Event, EventFiles, EventKind, Identity, identity_of, present
 from sparring.pipeline.queues.endpoints import private_folder
 from sparring.services.api.arguments import checked
@@ -355,11 +355,7 @@ def written(config: Config, overrides: Mapping[str, Json] | None) -> Iterator[li
     assigned = [word for key, value in (overrides or {}).items() for word in ("--set", f"{key}={_json(value)}")]
     if any("\0" in word for word in assigned):
         raise SettingsError("got a key with the character NUL; expected one of the configuration; correct it")
-    try:
-        here = str(Path.cwd())
-    except OSError as error:
-        got = f"a working folder that cannot be found ({error.strerror})"
-        raise SettingsError(f"got {got}; expected one that exists; change to another") from None
+    here = str(working_folder())
     if not isinstance(config, Mapping):
         yield [str(Path(config).absolute()), *assigned]  # it might begin with -
         return

@@ -106,9 +106,9 @@ def _try(trial: "Trial", steps: int, limit_s: float) -> int:
     """Tries one simulator, and prints what it is like; returns the exit status."""
     trial.calls("while it was made")
     threading.Thread(target=_end_where_it_hangs, args=(trial, limit_s, threading.get_ident()), daemon=True).start()
-    failures = [_failure_of(trial, partial(_show, trial, steps)), _failure_of(trial, trial.close)]
-    for error, moment in [one for one in failures if one is not None]:
-        place = place_of(error)
+    failed, unclosed = _failure_of(trial, partial(_show, trial, steps)), _failure_of(trial, trial.close)
+    if first := failed or unclosed:
+        (error, moment), place = first, place_of(first[0])
         if isinstance(error, SparringError) or (isinstance(error, BrokenPipeError) and not place):
             raise error  # what has read the output has ended
         if isinstance(error, KeyboardInterrupt):

@@ -69,9 +69,9 @@ ASKS: Final = "press Play"
 """A bridge writes these words once it listens for its game."""
 
 PROCESSES: Final = "processes.json"
-WRITE_FAILED: Final = "not_written"
+_WRITE_FAILED: Final = "not_written"
 _MOST_BYTES: Final = 65536
-_MOST_NOTES: Final = 100
+_MOST_NOTES: Final = 1000
 
 
 class Watchdog:
@@ -206,7 +206,7 @@ class Watchdog:
         if count > reported and now - at >= WRITES_S:
             self._reported_writes[name] = count, now
             folder = str(self._active.topology.run.directory)
-            self._active.log.warning(WRITE_FAILED, part=name, times=int(count), folder=folder, notice=True)
+            self._active.log.warning(_WRITE_FAILED, part=name, times=int(count), folder=folder, notice=True)
 
     def _check_progress(self, stalls: list[Stall], now: float) -> None:
         """Reports stalls, kills a service that is stuck, and ends a run with too many stalls."""
@@ -270,7 +270,7 @@ def _notice_of(line: str) -> tuple[str, str]:
         found = json.loads(line)
         level = found["level"]
         facts = [f"{name}={value}" for name, value in found.items() if name not in logs.PLACED | {"start"}]
-        own = level in ("info", "warning", "error") and found["event"] != WRITE_FAILED  # `_check_writes` says that
+        own = level in ("info", "warning", "error") and found["event"] != _WRITE_FAILED  # `_check_writes` says that
         return (level, "  ".join([found["event"], *facts])) if own else ("", "")
     except (ValueError, TypeError, KeyError):  # a damaged line
         return "", ""
