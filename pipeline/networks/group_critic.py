@@ -326,7 +326,11 @@ def _mix(weights: Tensor, vectors: Tensor, members: int) -> Tensor:
     """Returns the sums [H, u, V, L, M] of vectors [H, u, V, R, M] times weights [H, V, L, R, M]."""
     if members > FEW_MEMBERS:
         return torch.einsum("hvlrm,huvrm->huvlm", weights, vectors).contiguous()
-    return (weights.unsqueeze(1) * vectors.unsqueeze(3)).sum(4)
+    first, *others = zip(weights.unsqueeze(1).unbind(4), vectors.unsqueeze(3).unbind(4), strict=True)
+    found = first[0] * first[1]
+    for weight, vector in others:
+        found.addcmul_(weight, vector)
+    return found
 
 
 def _normalize(layer: nn.LayerNorm, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
