@@ -10,7 +10,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 import numpy as np
@@ -114,6 +114,9 @@ def attribute(env: Value, name: str) -> Value:
     if env is None:
         got, expected = "None in place of an environment", "the environment"
         raise SpecError(got=got, expected=expected, remedy="return it from the function that makes it")
+    if isinstance(env, type):
+        got, expected = f"the class {env.__name__} in place of an environment", "an environment"
+        raise SpecError(got=got, expected=expected, remedy=f"return {env.__name__}() from the function that makes it")
     try:
         return getattr(env, name)
     except AttributeError as error:
@@ -256,6 +259,11 @@ def traceback_of(error: BaseException) -> str:
         part = part.__cause__ or part.__context__
     *before, last = whole.format()
     return "".join(before) + " ".join(last.split("\n")).rstrip() + f"{place_of(error)}\n"
+
+
+def is_pythons(module: ModuleType) -> bool:
+    """Returns whether a module is one of Python's own, which hides any other of its name."""
+    return getattr(module, "__file__", None) is None or str(module.__file__).startswith(_LIBRARIES)
 
 
 def _is_authors(filename: str) -> bool:

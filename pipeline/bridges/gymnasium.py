@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from sparring.pipeline.bridges.explain import (
     attribute,
     flag,
+    is_pythons,
     naming_code,
     not_finite,
     number,
@@ -96,6 +98,7 @@ def make_gymnasium(
             f"got areas={areas}, vectorization={vectorization!r} and brightest={brightest!r}; expected 1 or more "
             "areas, auto, sync or native, and a whole number from 1 to 255; correct the simulator's options"
         )
+    _check_module(env_id)
     name = behavior or re.sub(r"-v\d+$", "", env_id.split(":")[-1].split("/")[-1]) or env_id
     classes, observe = read_wrappers(wrappers), partial(Observations, brightest=brightest, images=images)
     if classes and vectorization == "native":
@@ -124,6 +127,23 @@ def make_gymnasium(
         raise _refusal(env_id, options, error) from error
 
 
+def _check_module(env_id: str) -> None:
+    """Refuses a path in the place of a module.
+
+    Raises:
+        SettingsError: it is one.
+    """
+    before, colon, plain = env_id.rpartition(":")
+    module = before or plain
+    if module.endswith(".py") or module.startswith((".", "/", "~")):
+        own = Path(module)
+        found = f"{own.stem}{colon}{plain if before else ''}"
+        raise SettingsError(
+            f"got environment {env_id!r}, a path; expected the name of a module, as MODULE:ID; write {found}, and give "
+            f"its folder, {own.parent}, as pipeline.python_path or --python-path"
+        )
+
+
 def _note_unused_vector(env_id: str, areas: int, why: str) -> Literal[False]:
     """Notes on standard error why the vector form of an environment is not used."""
     sys.stderr.write(
@@ -147,9 +167,14 @@ def _refusal(env_id: str, options: Mapping[str, Option], error: Exception) -> Se
             remedy = "correct the name, or give its folder (--python-path without a configuration)"
         case gymnasium.error.Error() if _has_native(env_id):
             expected, remedy = "a single form, which this one lacks", "take its own: set vectorization to native"
-        case TypeError():
+        case TypeError() if "must inherit from" in str(error):
+            expected = "a subclass of gymnasium.Env"
+            remedy = "derive it from that, or register a vector environment with vector_entry_point="
+        case TypeError() if options:
             got, expected = f"{got} with options {options}", "an environment that takes its options"
             remedy = "correct the options, or the environment"
+        case TypeError():
+            expected, remedy = "an environment that needs no options", "give those that it takes, or correct it"
         case _:
             expected, remedy = "an environment that can be made", "do what the message says"
     return SettingsError(f"got {got}: {str(error).rstrip('.')}{place_of(error)}; expected {expected}; {remedy}")
@@ -165,6 +190,8 @@ def _registration(env_id: str) -> str:
         return f"write {difflib.get_close_matches(env_id, others, n=1, cutoff=0)[0]}"
     if hasattr(found, "parallel_env") or hasattr(found, "env"):
         return f"write name: pettingzoo for the environment of the module {module or plain}"
+    if is_pythons(found):
+        return f"rename the module of yours, which Python's own {found.__name__} hides"
     return f"let {found.__file__} register it, by gymnasium.register(id={plain!r}, entry_point=...)"
 
 
@@ -174,7 +201,10 @@ def _has_native(env_id: str) -> bool:
     module, _, plain = env_id.rpartition(":")
     if module:
         importlib.import_module(module)  # registers the environment
-    spec = gymnasium.spec(plain)
+    try:
+        spec = gymnasium.spec(plain)
+    except gymnasium.error.Error:  # `make` takes an id without version as the last one
+        return False
     return bool(spec.vector_entry_point and not spec.additional_wrappers)
 
 
@@ -287,8 +317,12 @@ class NativeGame(_GymnasiumBase):
     """
 
     def __init__(self, name: str, vector: VectorEnv[Value, Value, Value], observe: Observe = Observations) -> None:
-        super().__init__(name, vector.num_envs, vector.single_observation_space, vector.single_action_space, observe)
+        seen, done = (attribute(vector, f"single_{space}") for space in ("observation_space", "action_space"))
+        super().__init__(name, attribute(vector, "num_envs"), seen, done, observe)
         self._vector = self.env = vector
+        self._begins = np.zeros(vector.num_envs, np.bool_)
+        """Areas whose next step begins an episode."""
+        self._is_quiet = True
         idle = np.zeros((1, self._actions.spec.continuous), np.float32)
         still = np.zeros((1, len(self._actions.spec.discrete)), np.int32)
         self._idle = np.repeat(self._actions.batch(idle, still), vector.num_envs, axis=0)
@@ -318,12 +352,14 @@ class NativeGame(_GymnasiumBase):
             raise not_finite(rewards[area], f"reward of area {area}")
         seen = self._columns(observations)
         over = terminated | truncated
+        self._check_begun(over, rewards)
         if not over.any():
             return self._report(decisions(self._areas, seen, rewards=rewards, masks=self._masks(infos, self._areas)))
         last = tuple(one[over] for one in seen)
         ended = ends(self._areas[over], last, rewards=rewards[over], interrupted=~terminated[over])
         if over.all():
-            observations, *_, infos = self._vector.step(self._idle)
+            observations, rewards, terminated, truncated, infos = self._vector.step(self._idle)
+            self._check_begun(terminated | truncated, rewards)
             masks = self._masks(infos, self._areas)
             return self._report(decisions(self._areas, self._columns(observations), masks=masks), ended)
         on = self._areas[~over]
@@ -333,6 +369,26 @@ class NativeGame(_GymnasiumBase):
     def close(self) -> None:
         """Closes the environment."""
         self._vector.close()
+
+    def _check_begun(self, over: NDArray[np.bool_], rewards: Array) -> None:
+        """Checks the step that begins the next episode of areas that have ended.
+
+        Raises:
+            SpecError: an area has ended again.
+        """
+        begun, self._begins = self._begins, over
+        if (again := np.flatnonzero(begun & over)).size:
+            raise SpecError(
+                got=f"another end of area {again[0]} from step() at the step after its end",
+                expected="that step to begin its next episode, as AutoresetMode.NEXT_STEP says",
+                remedy="reset the area there, and return its first observation, with terminated and truncated False",
+            )
+        if self._is_quiet and (paid := np.flatnonzero(begun & (rewards != 0))).size:
+            self._is_quiet = False
+            sys.stderr.write(
+                f"{NOTICE}area {paid[0]} has a reward of {rewards[paid[0]]:g} at the step that begins its episode, "
+                "whose action is not used; with AutoresetMode.NEXT_STEP an area is reset in the step after its end\n"
+            )
 
     def _columns(self, observations: Value) -> tuple[Array, ...]:
         columns = self._observations.batch(observations)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -18,7 +19,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.bridges.explain import attribute, flag, naming_code, number, place_of, returned, shown
+from sparring.pipeline.bridges.explain import (
+    attribute,
+    flag,
+    is_pythons,
+    naming_code,
+    number,
+    place_of,
+    returned,
+    shown,
+)
 from sparring.pipeline.bridges.spaces import (
     MASK,
     Actions,
@@ -33,7 +43,7 @@ from sparring.pipeline.bridges.spaces import (
     registered_by,
 )
 from sparring.pipeline.bridges.video import make_areas
-from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.errors import NOTICE, SettingsError
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
 from sparring.pipeline.simulation.game import decisions, ends
 from sparring.pipeline.specs import Array, BehaviorId, BehaviorSpec, SpecError
@@ -80,7 +90,7 @@ class Teams:
 
     def ids(self, agents: Sequence[str]) -> list[BehaviorId]:
         """Returns the behavior id of each agent."""
-        kinds = [re.sub(r"_?\d+$", "", str(agent)) or str(agent) for agent in agents]
+        kinds = [re.sub(r"[_-]?\d+$", "", str(agent)) or str(agent) for agent in agents]
         order = list(dict.fromkeys(kinds))
         numbers = {"shared": [0] * len(kinds), "each": range(len(kinds)), "per_type": [order.index(k) for k in kinds]}
         names = kinds if self.behaviors == "per_type" else [self.behavior] * len(kinds)
@@ -172,6 +182,8 @@ def _environment(env_id: str) -> Callable[..., Value]:
             return made
     others = registered_by(env_id)
     remedy = f"write name: gymnasium and env_id: {others[0]}" if others else "define it, or name another module"
+    if is_pythons(module):
+        remedy = "rename the module of yours, which one of Python's own with this name hides"
     raise SettingsError(f"got module {env_id!r} without parallel_env() and env(); expected one of them; {remedy}")
 
 
@@ -276,7 +288,7 @@ class _PettingZooBase:
     def close(self) -> None:
         """Closes the environments."""
         for area in self._areas:
-            area.env.close()
+            getattr(area.env, "close", lambda: None)()
 
     def _begin(self, area: _Area, seed: int | None) -> None:
         """Begins an episode and adds its first decisions."""
@@ -457,13 +469,33 @@ class ParallelGame(_PettingZooBase):
 class TurnGame(_PettingZooBase):
     """Steps environments whose agents act in turn: an agent's reward accumulates until its next turn."""
 
+    _turns_noted = 1000
+    """Turns whose sums of rewards are still to be compared."""
+
     def _open(self, area: _Area, begun: Value) -> None:
         if _present(area.env):
             self._advance(area, "reset")
 
     def _play(self, area: _Area, values: Mapping[str, Value]) -> None:
-        area.env.step(values[area.env.agent_selection])
+        agent = attribute(area.env, "agent_selection")
+        area.env.step(values[agent])
+        self._note_sum(area.env, agent)
         self._advance(area)
+
+    def _note_sum(self, env: AECEnv, agent: str) -> None:
+        """Notes once where an agent's rewards of earlier turns are counted again."""
+        if not self._turns_noted:
+            return
+        self._turns_noted -= 1
+        sums, rewards = (getattr(env.unwrapped, name, None) for name in ("_cumulative_rewards", "rewards"))
+        if not (isinstance(sums, Mapping) and isinstance(rewards, Mapping) and agent in sums and agent in rewards):
+            return
+        if sums[agent] != rewards[agent]:
+            sys.stderr.write(
+                f"{NOTICE}self._cumulative_rewards[{agent!r}] is {sums[agent]:g} after its step(), and its reward "
+                f"{rewards[agent]:g}; step() begins with self._cumulative_rewards[agent] = 0\n"
+            )
+            self._turns_noted = 0
 
     def _advance(self, area: _Area, call: str = "step") -> None:
         """Advances to the next turn of an agent that has not ended, and removes ended agents on the way.
@@ -474,7 +506,7 @@ class TurnGame(_PettingZooBase):
         """
         env = area.env
         while present := _present(env):
-            agent = env.agent_selection
+            agent = attribute(env, "agent_selection")
             if agent not in present:
                 got, expected = f"agent_selection {agent!r}", f"one of self.agents {present}"
                 raise SpecError(got=got, expected=expected, remedy="select one of them at the end of step()")
@@ -536,6 +568,12 @@ def _space(env: AECEnv | ParallelEnv, kind: str, agent: str) -> Space[Value]:
     Raises:
         SpecError: there is none.
     """
+    if (of_agents := getattr(env, kind, None)) is not None and not callable(of_agents):
+        raise SpecError(
+            got=f"{kind} that is {shown(of_agents)}",
+            expected="a method that returns the space of an agent",
+            remedy=f"define {kind}(self, agent)",
+        )
     try:
         found: Space[Value] = getattr(env, kind)(agent)
     except (AttributeError, KeyError) as error:

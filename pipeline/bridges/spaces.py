@@ -11,8 +11,9 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
@@ -40,6 +41,12 @@ Convert = Callable[[Array, Array], Array]
 GameOfSpaces = TypeVar("GameOfSpaces", bound=Game)
 
 MASK: Final = "action_mask"
+_MASKLIKE: Final = re.compile("mask|legal|valid|avail|allowed", re.IGNORECASE)
+"""What names of masks have in other libraries."""
+_LOOKS: Final = 100
+"""Frames from which the scale of images is judged."""
+_PICTURE: Final = 16
+"""Least height and width of a box of numbers that may be an image."""
 _NUMERIC: Final = "biuf"
 """Kinds of arrays of numbers: truth values, integers with and without sign, floats."""
 _UNREADABLE: Final = (LookupError, TypeError, ValueError)
@@ -88,11 +95,11 @@ def note_unread_masks(
     if not spec.discrete:
         return
     right = f"info[{MASK!r}]" + (f", or {MASK!r} {place}" if place else "")
-    for key in info:
-        if "mask" in str(key).lower() and str(key).lstrip("_") != MASK:
+    for key, value in info.items():
+        if _MASKLIKE.search(str(key)) and str(key).lstrip("_") != MASK and np.ndim(value):
             sys.stderr.write(f"{NOTICE}info[{key!r}] is not read; a mask of actions is {right}\n")
     for one in observed:
-        if "mask" in one.name.rpartition("/")[2].lower() and one.shape == (spec.mask_size,):
+        if _MASKLIKE.search(one.name.rpartition("/")[2]) and one.shape == (spec.mask_size,):
             sys.stderr.write(f"{NOTICE}{one.name!r} is read as an observation; a mask of actions is {right}\n")
 
 
@@ -172,6 +179,8 @@ class Observations:
     def __init__(self, space: Space[Value], brightest: int = 255, images: str | None = None) -> None:
         self._leaves = tuple(_leaves(space, (), brightest, None if images is None else _names(images)))
         self.specs = tuple(leaf.spec for leaf in self._leaves)
+        self._highest = {spec.name: 0.0 for spec in self.specs if spec.kind == "image"}
+        self._looks = _LOOKS if self._highest else 0
 
     def rows(self, items: Sequence[Value], whose: Callable[[int], str] = lambda _: "") -> tuple[Array, ...]:
         """Returns columns [n, *shape] for each observation, from one value per agent.
@@ -185,7 +194,7 @@ class Observations:
             NotFinite: a value is NaN or infinite.
         """
         try:
-            return tuple(_read(leaf, [_at(item, leaf.path) for item in items], whose) for leaf in self._leaves)
+            return self._seen(_read(leaf, [_at(item, leaf.path) for item in items], whose) for leaf in self._leaves)
         except _UNREADABLE:
             for row, item in enumerate(items):
                 self._check(item, lambda value: [value], whose(row))
@@ -194,10 +203,27 @@ class Observations:
     def batch(self, items: Value) -> tuple[Array, ...]:
         """Returns the same columns from values that a vector environment has already batched. Raises as `rows`."""
         try:
-            return tuple(_read(leaf, _at(items, leaf.path), lambda row: f" in row {row}") for leaf in self._leaves)
+            return self._seen(_read(leaf, _at(items, leaf.path), lambda row: f" in row {row}") for leaf in self._leaves)
         except _UNREADABLE:
             self._check(items, lambda values: values, "")
             raise
+
+    def _seen(self, columns: Iterable[Array]) -> tuple[Array, ...]:
+        """Returns the columns; after some frames it notes images that have another scale than they are read with."""
+        found = tuple(columns)
+        if self._looks:
+            self._looks -= 1
+            for spec, column in zip(self.specs, found, strict=True):
+                if spec.name in self._highest and column.size:
+                    self._highest[spec.name] = max(self._highest[spec.name], float(column.max()))
+            for spec in self.specs if not self._looks else ():
+                highest, is_bytes = self._highest.get(spec.name, 0.0), spec.dtype == "uint8"
+                if highest == 1 if is_bytes else highest > 1:
+                    expected = (
+                        "bytes are divided by 255 (option brightest)" if is_bytes else "floats are read as they are"
+                    )
+                    sys.stderr.write(f"{NOTICE}the image {spec.name!r} has values up to {highest:g}: {expected}\n")
+        return found
 
     def _check(self, item: Value, rows: Callable[[Value], Value], whose: str) -> None:
         """Raises SpecError for the first observation in `item` whose `rows` cannot be read."""
@@ -329,7 +355,8 @@ def _leaves(space: Space[Value], path: Path, brightest: int, images: set[str] | 
             yield _image(space, name, path, brightest)
         case spaces.Box() | spaces.MultiBinary() if len(space.shape) < 4:
             size, kind = math.prod(space.shape), f"{space.shape} {space.dtype}"
-            if images is None and (len(space.shape) == 3 or (len(space.shape) == 2 and space.dtype == np.uint8)):
+            is_flat = len(space.shape) == 2 and (space.dtype == np.uint8 or min(space.shape) >= _PICTURE)
+            if images is None and (len(space.shape) == 3 or is_flat):
                 sys.stderr.write(
                     f"{NOTICE}observation {name!r}, a box of {kind}, is read as a vector of {size} numbers; the "
                     f"option images={name} reads it as an image, and images='' confirms that there is none\n"
@@ -345,10 +372,16 @@ def _leaves(space: Space[Value], path: Path, brightest: int, images: set[str] | 
         case spaces.MultiDiscrete():
             yield _one_hot(space, name, path, space.nvec.ravel(), np.ravel(space.start))
         case _:
+            given: Value = space  # which need not be a space
+            remedy = "wrap the environment so that it observes one of these (option wrappers)"
+            if isinstance(given, Mapping):
+                remedy = "make it a gymnasium.spaces.Dict"
+            elif callable(given):
+                remedy = "set the space as an attribute in __init__(), in place of a method"
             raise SpecError(
                 got=f"observation {name!r} of the space {space}",
                 expected="Box of up to 3 dimensions, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these",
-                remedy="wrap the environment so that it observes one of these (option wrappers)",
+                remedy=remedy,
             )
 
 

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -30,12 +30,17 @@ from sparring.pipeline.simulation.game import Game
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec
 from sparring.pipeline.stepping.limits import check_behaviors, check_network, unknown_behavior
 from sparring.pipeline.stepping.validation import describe_report
-from sparring.services.commands.runs import add_assigned, natural
+from sparring.services.commands.runs import add_assigned, check_positive, natural
+from sparring.services.process.lifeline import adopt_orphans, children, end_strays
 
 REFUSED = "not usable: "
 """Beginning of a line about a simulator that cannot be used."""
 _TRIAL_S = 60.0
 _LOOK_S = 0.1
+_STRAYS_S = 5.0
+_LARGE = 100.0
+"""Values beyond this train badly as they are."""
+_SHORT = 2.0
 """A call that takes too long is noticed within this time."""
 
 
@@ -69,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         SettingsError: the environment, the configuration or an option is invalid.
     """
+    check_positive(args, "timeout")
     if args.env.endswith((".yaml", ".yml")):
         settings = read(args.env, assigned=args.assigned).settings
         sys.path.extend(settings.pipeline.python_path)
@@ -91,8 +97,11 @@ def run(args: argparse.Namespace) -> int:
             name = "pettingzoo" if re.fullmatch(r"[A-Za-z_][\w.]*", args.env) else "gymnasium"
             texts = [f"env_id={args.env}", *texts]
         named = [Trial(name, args.areas, parse_options(name, texts), args.seed)]
-    before = {*threading.enumerate()}
-    status = max([_try(one, args.steps, args.timeout) for one in named])
+    adopt_orphans()
+    before, own = {*threading.enumerate()}, children()
+    status = max([_try(one, args.steps, args.timeout, own) for one in named])
+    if strays := end_strays(own, _STRAYS_S):
+        say(f"{NOTICE}processes of the environment still run after close(), and are ended: {', '.join(strays)}\n")
     if left := [one.name for one in threading.enumerate() if one not in before and not one.daemon]:
         say(
             f"{NOTICE}threads of the environment still run after close(), and are ended: {printable(', '.join(left))}\n"
@@ -102,10 +111,11 @@ def run(args: argparse.Namespace) -> int:
     return status
 
 
-def _try(trial: "Trial", steps: int, limit_s: float) -> int:
+def _try(trial: "Trial", steps: int, limit_s: float, spared: Collection[int]) -> int:
     """Tries one simulator, and prints what it is like; returns the exit status."""
     trial.calls("while it was made")
-    threading.Thread(target=_end_where_it_hangs, args=(trial, limit_s, threading.get_ident()), daemon=True).start()
+    of_thread = trial, limit_s, threading.get_ident(), spared
+    threading.Thread(target=_end_where_it_hangs, args=of_thread, daemon=True).start()
     failed, unclosed = _failure_of(trial, partial(_show, trial, steps)), _failure_of(trial, trial.close)
     if first := failed or unclosed:
         (error, moment), place = first, place_of(first[0])
@@ -138,7 +148,7 @@ def _failure_of(trial: "Trial", act: Callable[[], None]) -> tuple[BaseException,
     return None
 
 
-def _end_where_it_hangs(trial: "Trial", limit_s: float, thread: int) -> None:
+def _end_where_it_hangs(trial: "Trial", limit_s: float, thread: int, spared: Collection[int]) -> None:
     """Ends this process once a call of the simulator, in the thread of this number, takes too long."""
     while trial.call_s < limit_s:
         if trial.closed.wait(_LOOK_S):
@@ -148,6 +158,7 @@ def _end_where_it_hangs(trial: "Trial", limit_s: float, thread: int) -> None:
     got = f"no answer within {limit_s:g} s from {trial.name} {trial.moment}{place}"
     remedy = "correct the environment, or give it longer with --timeout"
     say(f"sparring try: got {got}; expected it to return; {remedy}\n")
+    end_strays(spared, _STRAYS_S)
     os._exit(FAILED)
 
 
@@ -270,12 +281,18 @@ class Trial:
 
     def _summary(self, steps: int, decided: int, seconds: float) -> Iterator[str]:
         seen = [one for spec in self.watch.specs.values() for one in spec.observations]
-        bytewise = {one.name: one.dtype == "uint8" for one in seen if one.kind == "image"}
+        images = {one.name for one in seen if one.kind == "image"}
+        is_normalized = (
+            any(one.network_settings.normalize for one in self._settings.behaviors.values())
+            if self._settings
+            else False
+        )
         for name, (low, high) in self._ranges.items():
             yield f"  {name} has values from {low:.4g} to {high:.4g}"
-            if bytewise.get(name) is (high <= 1):
-                expected = "bytes are divided by 255 (option brightest)" if high <= 1 else "floats are read as they are"
-                yield f"  notice: the values of the image {name} may have another scale: {expected}"
+            if low == high:
+                yield f"  notice: {name} was the same in every step, so that nothing can be learned from it"
+            if name not in images and max(-low, high) > _LARGE and not is_normalized:
+                yield f"  notice: the values of {name} are large; set network_settings.normalize: true"
         if silent := sorted(self.watch.specs.keys() - self._acting):
             names = ", ".join(silent)
             yield f"  notice: no agent of {names} has acted; where agents take turns, step() selects the next one"
@@ -284,6 +301,8 @@ class Trial:
         mean = ""
         if self._ended:
             length, reward = np.mean(self._ended_after), np.mean(self._ended)
+            if length < _SHORT:
+                yield "  notice: episodes are very short; does reset() begin a new one?"
             mean = f", on average after {length:.4g} steps, with a return of {reward:.4g}"
         played = f"played {steps} random steps ({decided:,} of agents) in {seconds:.2f} s"
         yield f"{played}: {len(self._ended)} episodes ended{mean}"

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -71,7 +71,7 @@ def end_children(limit_s: float) -> None:
     """Kills all children of this process, adopted ones too, until none is left or the time is over (Linux only)."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
-        for pid in _children():
+        for pid in children():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         try:
@@ -82,12 +82,40 @@ def end_children(limit_s: float) -> None:
         time.sleep(_POLL_S)
 
 
-def _children() -> list[int]:
-    found: list[int] = []
+def children() -> set[int]:
+    """Returns the children of this process, adopted ones too (Linux only)."""
+    found: set[int] = set()
     for task in Path("/proc/self/task").glob("*/children"):  # of each thread
         with contextlib.suppress(OSError):
-            found += map(int, task.read_text().split())
+            found.update(map(int, task.read_text().split()))
     return found
+
+
+def end_strays(spared: Collection[int], limit_s: float) -> list[str]:
+    """Kills the children of this process that are not spared, and what they leave behind (Linux only).
+
+    Helpers of `multiprocessing` end with this process, and clean up after it.
+
+    Returns:
+        Names of those that still ran.
+    """
+    found, deadline = dict[int, str](), time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        left = set[int]()
+        for pid in children().difference(spared):
+            with contextlib.suppress(OSError):
+                folder = Path("/proc", str(pid))
+                if (
+                    b"from multiprocessing." not in (folder / "cmdline").read_bytes()
+                    and not os.waitpid(pid, os.WNOHANG)[0]
+                ):
+                    found.setdefault(pid, (folder / "comm").read_text().strip())
+                    left.add(pid)
+                    os.kill(pid, signal.SIGKILL)
+        if not left:
+            break
+        time.sleep(_POLL_S)
+    return sorted(found.values())
 
 
 _PARENT_DEATH: Final = 1  # of <sys/prctl.h>

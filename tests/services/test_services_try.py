@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 
+from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.settings import parse_settings
-from sparring.services.commands import tryout
+from sparring.services.commands import evaluate, tryout
 from sparring.services.main import main
+from sparring.services.process.lifeline import children
 from sparring.services.supervision.topology import build
 
 EXAMPLES = Path(__file__).parent.parent.parent / "docs" / "examples"
@@ -167,13 +171,13 @@ def test_call_that_does_not_return_is_named_with_the_line_where_it_hangs(
     thread.start()
     hangs.wait()
     trial.calls("at step 7, in step()")
-    tryout._end_where_it_hangs(trial, 0.0, thread.ident or 0)
+    tryout._end_where_it_hangs(trial, 0.0, thread.ident or 0, children())
     released.set()
     thread.join()
     assert ended == [1]
     assert f"got no answer within 0 s from goal at step 7, in step() ({__file__}:{line}); " in capsys.readouterr().err
     trial.close()
-    tryout._end_where_it_hangs(trial, 60.0, 0)
+    tryout._end_where_it_hangs(trial, 60.0, 0, ())
     assert ended == [1], "a trial that has ended hangs no more"
 
 
@@ -201,6 +205,26 @@ def test_threads_that_an_environment_leaves_hold_nothing_up(
     module.event.set()
     assert ended == [0]
     assert "threads of the environment still run after close(), and are ended: engine" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot tell")
+@pytest.mark.parametrize("command", ["try", "check"])
+def test_processes_that_an_environment_leaves_are_ended(tmp_path: Path, command: str) -> None:
+    """They may hold the output of the command, and have left their own parent."""
+    environment(tmp_path, "board_s")
+    with (tmp_path / "board_s.py").open("a") as module:
+        module.write("__import__('subprocess').run(['sh', '-c', 'sleep 987 & echo $! > left'])\n")
+    file = tmp_path / "board.yaml"
+    file.write_text(
+        "behaviors: {A: }\nsimulators: [{name: gymnasium, options: {env_id: 'board_s:board_s-v0', behavior: A}}]\n"
+        f"pipeline: {{python_path: [{tmp_path}]}}\n"
+    )
+    words = [command, str(file), *(["--steps", "1"] if command == "try" else [])]
+    done = subprocess.run(
+        [sys.executable, "-m", "sparring", *words], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "processes of the environment still run after close(), and are ended: sleep" in done.stdout + done.stderr
+    assert not psutil.pid_exists(int((tmp_path / "left").read_text()))
 
 
 SUSPECT = """
@@ -246,12 +270,14 @@ def test_what_looks_like_a_mistake_and_breaks_no_rule_is_noted(
 ) -> None:
     (tmp_path / "suspect_env.py").write_text(SUSPECT)
     assert main(["try", "suspect_env", "--option", "teams=each", "--python-path", str(tmp_path)]) == 0
-    notices = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  notice: ")]
+    shown = capsys.readouterr()
+    notices = [line for line in shown.out.splitlines() if line.startswith("  notice: ")]
     assert [" ".join(line.split()[1:5]) for line in notices] == [
-        "the values of the",
+        "observation was the same",
         "no agent of suspect_env?team=1",
         "every reward was 0;",
     ]
+    assert "the image 'observation' has values up to 1: bytes are divided by 255" in shown.err
 
 
 CONFIGURATION = """
@@ -311,6 +337,13 @@ def test_wrappers_are_a_list_in_a_configuration() -> None:
 
 
 # ---------------------------------------------------------------- self-play without opponents
+
+
+def test_video_in_the_place_of_a_folder_is_refused(tmp_path: Path) -> None:
+    settings = parse_settings("behaviors: {A: }\nsimulators: [{name: gymnasium, options: {env_id: a}}]\n", "a.yaml")
+    (tmp_path / "video.gif").mkdir()
+    with pytest.raises(SettingsError, match=r"video.gif, which is a folder"):
+        evaluate._rendered(settings.settings, tmp_path / "video.gif")
 
 
 @pytest.mark.parametrize(

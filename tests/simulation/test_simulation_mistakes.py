@@ -49,6 +49,45 @@ def test_a_value_that_its_space_does_not_have_is_shown(space: spaces.Space[Any],
         Observations(space).rows([value])
 
 
+@pytest.mark.parametrize(
+    ("space", "remedy"),
+    [
+        ({"a": spaces.Discrete(2)}, "make it a gymnasium.spaces.Dict"),
+        (lambda: spaces.Discrete(2), r"set the space as an attribute in __init__\(\), in place of a method"),
+    ],
+)
+def test_what_is_no_space_has_its_remedy(space: Any, remedy: str) -> None:
+    with pytest.raises(SpecError, match=remedy):
+        Observations(space)
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "noted"),
+    [
+        (IMAGE, np.ones((8, 8, 3), np.uint8), "the image 'observation' has values up to 1: bytes are divided by 255"),
+        (IMAGE, np.zeros((8, 8, 3), np.uint8), ""),
+        (
+            spaces.Box(0, 255, (8, 8, 3)),
+            np.full((8, 8, 3), 255.0),
+            "the image 'observation' has values up to 255: floats",
+        ),
+        (
+            spaces.Box(0, 1, (20, 20)),
+            np.ones((20, 20)),
+            "observation 'observation', a box of (20, 20) float32, is read",
+        ),
+    ],
+)
+def test_images_of_another_scale_or_read_as_vectors_are_noted_once(
+    space: Any, value: Any, noted: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader = Observations(space)
+    for _ in range(200):
+        reader.rows([value])
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.removeprefix("notice: ")[: len(noted)] for line in lines] == ([noted] if noted else [])
+
+
 def test_whole_numbers_of_other_types_are_pixels() -> None:
     np.testing.assert_array_equal(Observations(IMAGE).rows([np.full((8, 8, 3), 255.0)])[0], 255)
 
@@ -222,6 +261,30 @@ def test_what_a_vectorized_environment_returns_is_checked() -> None:
         NativeGame("a", ReturnsMany(BOTH, NO, {"action_mask": np.ones(3)})).reset({}, 0)
 
 
+@pytest.mark.parametrize("terminated", [[True, False], [True, True]])
+def test_an_area_of_a_vectorized_environment_that_does_not_begin_anew_is_named(terminated: list[bool]) -> None:
+    game = NativeGame("a", ReturnsMany(BOTH, np.array(terminated), {}))
+    game.reset({}, 0)
+    if not all(terminated):  # else the next step is in the same frame
+        game.step(chosen("a?team=0", 0, 1))
+    explained = r"got another end of area 0 .*; reset the area there.* \(step\(\) of ReturnsMany"
+    with pytest.raises(SpecError, match=explained):
+        game.step(chosen("a?team=0", 0, 1))
+
+
+def test_a_reward_at_the_step_that_begins_an_episode_is_noted_once(capsys: pytest.CaptureFixture[str]) -> None:
+    env = ReturnsMany(np.array([0.5, 0.0]), np.array([True, False]), {})
+    game = NativeGame("a", env)
+    game.reset({}, 0)
+    game.step(chosen("a?team=0", 0, 1))
+    assert not capsys.readouterr().err
+    for ended in (False, True, False):
+        env.returned = (env.returned[0], np.array([ended, False]), *env.returned[2:])
+        game.step(chosen("a?team=0", 1))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("notice: area 0 has a reward of 0.5 at the step that begins its episode")
+
+
 def test_masks_of_a_vectorized_environment_count() -> None:
     """An area that has ended has none in that step; an area without an entry of `_action_mask` may do all."""
     masks = np.array([[1, 0, 1], [1, 1, 0]])
@@ -239,10 +302,16 @@ def test_masks_of_a_vectorized_environment_count() -> None:
 
 
 def test_what_cannot_be_made_has_the_remedy_for_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    gymnasium.register("Returns-v0", Returns)
+    gymnasium.register("Objects-v0", object)
     for env_id, options, explained in (
         ("Nowhere-v0", {}, "expected a registered id; .* or write MODULE:Nowhere-v0"),
         ("nomodule:A-v0", {}, "No module named 'nomodule'.*expected a module that is installed, beside"),
         ("CartPole-v1", {"gravitty": 9}, "'gravitty'.*expected an environment that takes its options"),
+        (f"{__name__}:Returns-v0", {}, r"'begun'.*; expected an environment that needs no options"),
+        (f"{__name__}:Objects-v0", {}, "expected a subclass of gymnasium.Env; .*vector_entry_point="),
+        ("./mine.py:A-v0", {}, "a path; expected the name of a module, as MODULE:ID; write mine:A-v0, and give"),
+        ("games/mine.py", {}, "write mine, and give its folder, games, as"),
     ):
         with pytest.raises(SettingsError, match=explained):
             make_gymnasium(env_id, **options)
@@ -271,6 +340,8 @@ def test_an_environment_under_the_other_bridge_or_without_its_module_has_the_rem
         (make_gymnasium, "turns_module", "write name: pettingzoo for the environment of the module turns_module"),
         (make_pettingzoo, "thermo:Thermo-v0", "write name: gymnasium for its ids"),
         (make_pettingzoo, "thermo", "write name: gymnasium and env_id: thermo:Thermo-v0"),
+        (make_gymnasium, "wave:A-v0", "rename the module of yours, which Python's own wave hides"),
+        (make_pettingzoo, "wave", "rename the module of yours, which one of Python's own with this name hides"),
         (make_pettingzoo, "empty_module", r"without parallel_env\(\) and env\(\); expected one of them; define it"),
     ):
         with pytest.raises(SettingsError, match=remedy):
@@ -278,6 +349,11 @@ def test_an_environment_under_the_other_bridge_or_without_its_module_has_the_rem
     monkeypatch.setattr("turns_module.env", lambda: None)
     with pytest.raises(SpecError, match="got None in place of an environment"):
         make_pettingzoo("turns_module")
+    monkeypatch.setattr("turns_module.env", lambda: Turns)
+    with pytest.raises(SpecError, match=r"got the class Turns in place of an environment; .* return Turns\(\) from"):
+        make_pettingzoo("turns_module")
+    with pytest.warns(UserWarning, match="latest versioned"):
+        assert make_gymnasium("thermo:CartPole").name == "CartPole", "as gymnasium.make takes it"
 
 
 @pytest.mark.parametrize(
@@ -300,6 +376,8 @@ def test_an_action_space_that_does_not_suit_has_a_remedy_that_works(space: Any, 
         (("mask",), {}, "'mask' is read as an observation; a mask of actions is info['action_mask']"),
         (("a/action_mask",), {}, "'a/action_mask' is read as an observation"),
         (("mask",), {"action_mask": [1, 0], "_action_mask": [1]}, "'mask' is read as an observation"),
+        ((), {"legal_moves": [0, 1]}, "info['legal_moves'] is not read; a mask of actions is info['action_mask']"),
+        (("valid_actions",), {"is_valid": True}, "'valid_actions' is read as an observation"),
         (("task",), {"action_mask": [1, 0]}, ""),
     ],
 )
@@ -463,6 +541,8 @@ class Turns(AECEnv[str, Any, Any]):
 
     def __init__(self, mistake: str) -> None:
         self.mistake = mistake
+        if mistake == "space":
+            self.action_space = spaces.Discrete(2)
 
     def observation_space(self, agent: str) -> Any:
         return spaces.Dict(observation=spaces.Box(0, 1, (1,)), action_mask=spaces.Box(0, 1, (2,), np.int8))
@@ -478,6 +558,8 @@ class Turns(AECEnv[str, Any, Any]):
         self.agent_selection, self.turns = "a", 0
         if self.mistake == "entry":
             self.terminations.clear()
+        if self.mistake == "attribute":
+            del self.agent_selection
 
     def observe(self, agent: str) -> Any:
         return {"observation": ZERO} | ({} if self.mistake == "mask" else {"action_mask": np.ones(2, np.int8)})
@@ -514,6 +596,8 @@ class Turns(AECEnv[str, Any, Any]):
         ("last", r"got None \(NoneType\) from last\(\); expected a tuple of 5: .* \(last\(\) of Turns, "),
         ("flag", r"got 'no' \(str\) as termination of agent 'b' in area 0; expected True or False"),
         ("empty", "got an episode that is over, because self.agents is empty, without an end of a, b"),
+        ("attribute", r"got Turns without agent_selection; expected one; .* \(reset\(\) of Turns, "),
+        ("space", r"got action_space that is Discrete\(2\) .*; define action_space\(self, agent\)"),
     ],
 )
 def test_mistakes_of_an_environment_in_turns_are_explained(
@@ -522,6 +606,33 @@ def test_mistakes_of_an_environment_in_turns_are_explained(
     assert play(lambda **_: Turns(""), "env", monkeypatch) == [1, 1, 1, 1]
     with pytest.raises(SpecError, match=explained):
         play(lambda **_: Turns(mistake), "env", monkeypatch)
+
+
+@pytest.mark.parametrize("mistake", ["", "sum"])
+def test_rewards_that_are_counted_again_are_noted_once(
+    mistake: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Paying(Turns):
+        def step(self, action: Any) -> None:
+            if self.terminations[agent := self.agent_selection]:
+                super().step(action)
+                return
+            if not mistake:
+                self._cumulative_rewards[agent] = 0
+            super().step(action)
+            self.rewards = {"a": 0.25, "b": 0.25}
+            self._accumulate_rewards()
+
+    play(lambda **_: Paying(""), "env", monkeypatch)
+    noted = "notice: self._cumulative_rewards['b'] is 0.5 after its step(), and its reward 0.25; step() begins with "
+    assert [line[: len(noted)] for line in capsys.readouterr().err.splitlines()] == ([noted] if mistake else [])
+
+
+def test_an_environment_without_close_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(AECEnv, "close")
+    monkeypatch.setitem(__import__("sys").modules, "turns_m", module := ModuleType("turns_m"))
+    module.env = lambda: Turns("")  # type: ignore[attr-defined]
+    make_pettingzoo("turns_m").close()
 
 
 @pytest.mark.filterwarnings("ignore:Your environment should override")
