@@ -13,6 +13,7 @@ from sparring.pipeline import plugins
 from sparring.pipeline.coordination.settings import OpponentSampling
 from sparring.pipeline.errors import did_you_mean
 from sparring.pipeline.files import Json
+from sparring.pipeline.games import registry
 from sparring.pipeline.learning.settings import RewardSignals, TrainerHyperparameters
 from sparring.pipeline.networks.settings import EncoderSettings
 from sparring.pipeline.settings.conflicts import Conflict, conflicts
@@ -149,7 +150,7 @@ def _explained(model: type[BaseModel], root: Entry, detail: ErrorDetails) -> Ite
     elif kind == "extra_forbidden" and path[-2:-1] == ("hyperparameters",):
         yield from _unknown_hyperparameter(root, entry, path)
     elif kind == "extra_forbidden":
-        yield _Finding(Problem(entry.place, _unknown_key(model, path)), path, (path,))
+        yield _Finding(Problem(entry.place, _unknown_key(model, path, _option(root, path))), path, (path,))
     elif kind == "union_tag_not_found" and (unknown := sorted(entry.mapping.keys() - known_keys(path, model))):
         for key in unknown:
             yield _Finding(Problem(entry.mapping[key].place, _unknown_key(model, (*path, key))), path, (path,))
@@ -194,8 +195,20 @@ def _unknown_hyperparameter(root: Entry, entry: Entry, path: Path) -> Iterator[_
         yield _Finding(Problem(entry.place, text), path, (path, (*above, "trainer_type")))
 
 
-def _unknown_key(model: type[BaseModel], path: Path) -> str:
+def _option(root: Entry, path: Path) -> str:
+    """Returns the remedy for a key beside `options` that belongs into them, or is another word for `areas`; or ""."""
+    above, name = path[:-1], _descend(root, (*path[:-1], "name"))[0].value
+    if above[:1] != ("simulators",) or len(above) != 2 or name not in registry.names():
+        return ""
+    if path[-1] in ("num_envs", "n_envs"):
+        return f"write areas: {_descend(root, path)[0].text} (copies in one process)"
+    return "move it into options" if path[-1] in registry.option_types(str(name))[0] else ""
+
+
+def _unknown_key(model: type[BaseModel], path: Path, better: str = "") -> str:
     key, siblings = str(path[-1]), known_keys(path[:-1], model)
+    if better:
+        return f"got the unknown key {key!r}; expected one of {', '.join(siblings)}; {better}"
     elsewhere = [section for section, name in all_keys(model) if section and name == key]
     remedy = did_you_mean(key, siblings)
     if elsewhere:

@@ -19,6 +19,8 @@ _BY_HAND: Final = {
     "godot": ("a Godot game: start it when asked to", 11008),
 }
 """Games that a person starts if no path is given, and the ports that they call."""
+_CURIOUS: Final = frozenset({"curiosity", "rnd"})
+"""Reward signals that only add to that of an environment; with others alone, such as gail, an agent learns a task."""
 _TRIAL_S: Final = 120.0
 """The first use of a GPU may take a minute."""
 
@@ -49,6 +51,12 @@ def without_effect(settings: Settings) -> Iterator[str]:
         extrinsic = behavior.reward_signals.extrinsic
         if extrinsic is not None and extrinsic.network_settings != NetworkSettings():  # ML-Agents writes the defaults
             yield (f"{section}.reward_signals.extrinsic.network_settings: the simulator's reward needs no network")
+        strong = {name for name, one in behavior.reward_signals.named().items() if one.strength}
+        if strong <= _CURIOUS and behavior.behavioral_cloning is None:
+            yield (
+                f"{section}.reward_signals: the reward of the environment is not learned from, "
+                "because extrinsic is left out or its strength is 0"
+            )
         memory = behavior.network_settings.memory
         if memory is not None and memory.sequence_length > behavior.time_horizon:
             yield (

@@ -8,7 +8,7 @@ unblocked by  nothing
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sparring.pipeline.demonstrations.episodes import RecordingError
@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
     if args.ray is not None:
         return _check_cluster(args, settings)
     described = [*tryout.described(args.config, loaded, args.assigned)]
+    described += [*unnamed(settings, described)]
     lines = [*summary(settings, insecure=args.insecure), *(f"notice: {notice}" for notice in loaded.notices)]
     missing = any(line.startswith(("not found: ", tryout.REFUSED)) for line in [*lines, *described])
     verdict = "it cannot run here" if missing else "valid"
@@ -99,6 +100,25 @@ def summary(settings: Settings, *, insecure: bool = False) -> Iterator[str]:
         yield f"without effect: {line}"
     for line in unprotected(settings, insecure=insecure):
         yield f"warning: {line}"
+
+
+def unnamed(settings: Settings, described: Sequence[str]) -> Iterator[str]:
+    """Yields a warning of behaviors that no simulator names, where all simulators are described.
+
+    Args:
+        settings: of the run.
+        described: what the simulators are like, as `tryout.described` yields it.
+    """
+    unseen = any(one.name in (None, "unity", "godot") for one in settings.launched)
+    if unseen or any(line.startswith(tryout.REFUSED) for line in described):
+        return
+    ids = (line.strip().partition(": ")[0].split(", ") for line in described if line.startswith("  "))
+    named = {one.partition("?")[0] for some in ids for one in some}
+    if named and (missing := [name for name in settings.behaviors if name not in named]):
+        yield (
+            f"warning: behaviors {', '.join(missing)}: no simulator names them at its start (but "
+            f"{', '.join(sorted(named))}), and the run does not end without them; correct the names, or remove them"
+        )
 
 
 def unreadable(settings: Settings) -> Iterator[str]:

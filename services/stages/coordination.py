@@ -37,6 +37,8 @@ from sparring.pipeline.queues.interface import Delivery, Publisher, Receiver, Su
 from sparring.pipeline.settings.parameters import curricula
 from sparring.services.process.runtime import MATCHES, Context, follow, follow_growth, publish_metrics, refuse_restart
 
+_MANY_TURNS: Final = 3
+"""A first match that lasts so many turns of the learning team is reported."""
 _FEW_STEPS: Final = 4
 """Fewer steps of an agent in a buffer are reported."""
 _SAVE_INTERVAL_S: Final = 0.2
@@ -65,6 +67,7 @@ class Coordination:
         self._published: dict[str, object] = {}
         self._is_warned = False  # of absent teams
         self._warned: set[str] = set()  # behaviors with short segments
+        self._endless: set[str] = set()  # behaviors whose matches do not end
         self._path = context.run.directory / STATE_FILE
 
     # ---------------------------------------------------------------- what arrives
@@ -191,6 +194,7 @@ class Coordination:
         for name, ledger in self.coordinator.ledgers.items():
             self._note_waits(name, ledger)
             self._warn_of_short_segments(name, ledger)
+            self._warn_of_endless_matches(name, ledger)
         if not self.coordinator.ledgers:
             self._context.progress.waits(ALL, "the first simulator", SIMULATORS)
 
@@ -204,6 +208,20 @@ class Coordination:
         cause = f"{agents} agents share a buffer of {ledger.least_update_steps}: about {steps:.2g} steps of each"
         remedy = f"raise buffer_size (to {agents * horizon} for whole segments), or lower the number of agents"
         self._context.log.warning("short_segments", behavior=name, cause=cause, remedy=remedy, notice=True)
+
+    def _warn_of_endless_matches(self, name: str, ledger: StepLedger) -> None:
+        """Warns once where self-play goes on for several turns without the end of a match, after which teams change."""
+        rules = None if self.coordinator.ghosts is None else self.coordinator.ghosts.rules
+        if not isinstance(rules, SelfPlay) or name not in rules.sides or name in self._endless:
+            return
+        due = ledger.produced >= _MANY_TURNS * rules.sides[name].settings.team_change
+        if due and not rules.played and not ledger.episodes.episodes:
+            self._endless.add(name)
+            cause = f"no match has ended in {ledger.produced} steps"
+            effect = "opponents and the learning team change only between matches"
+            remedy = "end the episodes of all agents: step() terminates or truncates them"
+            facts = {"cause": cause, "effect": effect, "remedy": remedy}
+            self._context.log.warning("no_match_ends", behavior=name, **facts, notice=True)
 
     def _note_waits(self, name: str, ledger: StepLedger) -> None:
         """Notes which stage stepping waits for where the budget is used up, and which one a learner without a spec."""

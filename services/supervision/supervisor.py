@@ -7,7 +7,6 @@ unblocked by   coordination's "finished"; SIGINT, SIGTERM or SIGHUP; a failure b
 """
 
 import secrets
-import signal
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -36,6 +35,7 @@ from sparring.pipeline.monitoring.summary import Status
 from sparring.pipeline.monitoring.writing import Writing
 from sparring.pipeline.queues.interface import Subscription, Transport
 from sparring.services.process import interrupts
+from sparring.services.process.hosting import endings
 from sparring.services.process.runtime import SUPERVISOR, follow
 from sparring.services.supervision.active_run import ActiveRun
 from sparring.services.supervision.ending import TURN_S, stop_in_order, write_summary
@@ -47,6 +47,8 @@ from sparring.services.supervision.writers import Writers
 
 EXPORT_S = 60.0
 """The time for the exports of the last checkpoints."""
+NAMING_S = 30.0
+"""Simulators have named their behaviors within this time after the first of them."""
 
 TOPIC_PACE_S = 0.25
 _TOPICS = (METRICS, RUN, SPECS, STEPPING_STATE, ASSEMBLY_STATE, LEARNER_STATE)
@@ -114,6 +116,8 @@ class Supervisor:
                     tasks.start_soon(follow, active.topics[name], self._show_behaviors)
                 if run.grows:
                     tasks.start_soon(self._follow_names, tasks)
+                if run.playing is None:
+                    tasks.start_soon(self._warn_of_unnamed)
             watchdog = Watchdog(active)
             tasks.start_soon(watchdog.watch)
             tasks.start_soon(watchdog.watch_folder)
@@ -173,9 +177,7 @@ class Supervisor:
         while not active.over.is_set():
             await anyio.sleep(LOOK_S)
             run = active.topology.run
-            specs = [active.latest(name, SPECS) for name in run.stepping]
-            named = {name for one in specs if one is not None for name in one.behaviors}
-            names = sorted(named - run.settings.behaviors.keys() - refused)
+            names = sorted(self._named() - run.settings.behaviors.keys() - refused)
             most = max(0, active.settings.limits.unnamed_behaviors - len(run.added))
             if len(names) > most:  # each stepping process applies the limit to its own simulators only
                 self._log.error("too_many_behaviors", behaviors=names[most:], most=most, notice=True)
@@ -199,6 +201,23 @@ class Supervisor:
 
     async def _add(self, names: Sequence[str]) -> Topology:
         return self._grow(self.active.topology, names)
+
+    def _named(self) -> set[str]:
+        """Returns the behaviors that simulators have named so far."""
+        specs = [self.active.latest(name, SPECS) for name in self.active.topology.run.stepping]
+        return {name for one in specs if one is not None for name in one.behaviors}
+
+    async def _warn_of_unnamed(self) -> None:
+        """Warns once of behaviors of the configuration that no simulator has named a while after the first one."""
+        while not self._named():  # noqa: ASYNC110 (retained topics)
+            await anyio.sleep(LOOK_S)
+        await anyio.sleep(NAMING_S)
+        run, named = self.active.topology.run, self._named()
+        if missing := sorted(run.settings.behaviors.keys() - named - {*run.added}):
+            cause, effect = "no simulator has named them", "the run does not end without them"
+            remedy = "correct the names, or remove them from the configuration"
+            details = {"named": sorted(named), "cause": cause, "effect": effect, "remedy": remedy}
+            self._log.warning("behaviors_missing", behaviors=missing, **details, notice=True)
 
     def _show_behaviors(self, topics: Subscription) -> None:
         """Shows what each behavior id is like, once."""
@@ -239,10 +258,7 @@ class Supervisor:
 
     async def _follow_signals(self, *, task_status: TaskStatus[None]) -> None:
         """Ends the run at SIGINT, SIGTERM or SIGHUP, and at once where a second signal follows."""
-        ends = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it, for a run without its terminal
-            ends.append(signal.SIGHUP)
-        with anyio.open_signal_receiver(*ends) as signals:
+        with anyio.open_signal_receiver(*endings()) as signals:
             task_status.started()
             if not interrupts.has_come():  # during the start
                 await anext(signals)

@@ -12,11 +12,13 @@ import pytest
 import structlog
 
 from sparring.pipeline.coordination.coordinator import SAVED, STATE_FILE, Coordinator
+from sparring.pipeline.coordination.ghosts import Ghosts
 from sparring.pipeline.coordination.ledger import StepLedger
 from sparring.pipeline.errors import ServiceError
 from sparring.pipeline.messages.state import BehaviorSpecs, SimulatorSteps, SteppingState
 from sparring.services.stages.coordination import Coordination
 from tests.coordination.ledger_parts import produced
+from tests.coordination.self_play_world import RecordingTopic, make
 
 
 def coordination_in(folder: Path) -> Coordination:
@@ -129,3 +131,29 @@ def test_agents_that_share_too_small_a_buffer_are_reported_once(tmp_path: Path, 
         coordination._warn_of_short_segments("B", ledger)
     assert [one["event"] for one in written] == ["short_segments"] * warned
     assert not warned or "raise buffer_size (to 136 for whole segments)" in written[0]["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "episodes", "played", "warned"),
+    [(180, 0, False, True), (179, 0, False, False), (180, 1, False, False), (180, 0, True, False)],
+)
+def test_matches_that_do_not_end_are_reported_once(
+    tmp_path: Path, steps: int, episodes: int, played: bool, warned: bool
+) -> None:
+    """A turn is 60 steps, and no other team learns before a match has ended."""
+    rules = make({"A": (0, 1)}, team_change=60)
+    rules.played |= {0, 1} if played else set()
+    coordination = coordination_in(tmp_path)
+    coordination.coordinator.ghosts = Ghosts(rules, tmp_path, RecordingTopic())
+    written: list[dict[str, Any]] = []
+    coordination._context.log = SimpleNamespace(
+        warning=lambda event, **facts: written.append({"event": event, **facts})
+    )
+    ledger = StepLedger(least_update_steps=64, overlap=1)
+    ledger.on_produced("stepping-0.a-1", produced(steps))
+    ledger.episodes.episodes = episodes
+    for _ in range(2):
+        coordination._warn_of_endless_matches("A", ledger)
+        coordination._warn_of_endless_matches("without self-play", ledger)
+    found = [(one["event"], one["behavior"], one["notice"]) for one in written]
+    assert found == [("no_match_ends", "A", True)] * warned

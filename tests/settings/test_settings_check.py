@@ -42,6 +42,21 @@ pipeline: {mode: lockstep}
     ]
 
 
+@pytest.mark.parametrize("simulators", ["{name: goal}", "{name: goal}, {name: godot}"])
+def test_a_behavior_that_no_simulator_names_is_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], simulators: str
+) -> None:
+    """A game of another engine is not started, and may name it."""
+    path = _file(tmp_path, f"behaviors: {{Red: , Goal: , Blue: }}\nsimulators: [{simulators}]")
+    assert sparring(["check", path]) == 0
+    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: behaviors ")]
+    expected = (
+        "warning: behaviors Red, Blue: no simulator names them at its start (but Goal), and the run does not end "
+        "without them; correct the names, or remove them"
+    )
+    assert warnings == ([] if "godot" in simulators else [expected])
+
+
 def test_check_of_a_valid_file_shows_what_would_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (
         "behaviors: {A: {self_play: {play_against_current_self_ratio: 0.2}}}\n"
@@ -54,6 +69,24 @@ def test_check_of_a_valid_file_shows_what_would_run(tmp_path: Path, capsys: pyte
     assert f"{path}: valid\nmode: overlap" in out
     assert "simulators: none to launch; waits for them at tcp://127.0.0.1:0" in out
     assert f"notice: {path}:1: " in out
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [
+        ("env_settings: {env_path: builds/Ball}\n", "builds/Ball"),
+        ("pipeline: {keys: no/keys}\n", "no/keys"),
+    ],
+)
+def test_a_missing_build_or_key_gives_status_1_and_its_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, missing: str
+) -> None:
+    path = _file(tmp_path, "behaviors: {A: }\n" + text)
+    assert sparring(["check", path]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{path}: it cannot run here"
+    (line,) = [line for line in lines if line.startswith("not found: ")]
+    assert missing in line
 
 
 def test_an_invalid_file_gives_status_1_and_all_problems_on_stderr(

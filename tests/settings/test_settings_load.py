@@ -314,3 +314,28 @@ def test_settings_without_effect_are_listed() -> None:
         "behaviors.A.time_horizon 20000",
     ]
     assert not [*without_effect(loaded("behaviors: {A: }").settings)]
+
+
+@pytest.mark.parametrize(
+    ("signals", "others", "remarked"),
+    [
+        ("{curiosity: {strength: 0.1}}", "", True),
+        ("{rnd: {}, curiosity: {}}", "", True),
+        ("{extrinsic: {strength: 0}}", "", True),
+        ("{extrinsic: {strength: 0}, rnd: {}}", "", True),
+        ("{extrinsic: {strength: 0}}", "behavioral_cloning: {demo_path: a}", False),
+        ("{gail: {demo_path: a}}", "", False),
+        ("{gail: {demo_path: a}, extrinsic: {strength: 0}}", "", False),
+        ("{extrinsic: {strength: 0.1}, curiosity: {}}", "", False),
+    ],
+)
+def test_a_reward_of_the_environment_that_is_not_learned_from_is_remarked(
+    signals: str, others: str, remarked: bool
+) -> None:
+    text = f"behaviors: {{A: {{reward_signals: {signals}, {others}}}}}"
+    lines = [line for line in without_effect(loaded(text).settings) if ".reward_signals:" in line]
+    expected = (
+        "behaviors.A.reward_signals: the reward of the environment is not learned from, because extrinsic is left out "
+        "or its strength is 0"
+    )
+    assert lines == ([expected] if remarked else [])

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.games.registry import option_types
 from sparring.pipeline.settings import parse_settings
 from tests.settings.settings_texts import NAME, loaded, only_problem, problems
 
@@ -61,6 +62,23 @@ def test_a_key_in_the_wrong_section_is_reported_with_the_right_one() -> None:
     assert "move it: batch_size belongs to behaviors.*.hyperparameters" in only_problem(
         "behaviors: {A: {batch_size: 3}}"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "remedy"),
+    [
+        *(("gymnasium", key, "move it into options") for key in option_types("gymnasium")[0]),
+        *(("pettingzoo", key, "move it into options") for key in option_types("pettingzoo")[0]),
+        ("gymnasium", "teams", "did you mean areas?"),
+        ("goal", "discrete", "move it into options"),
+        ("gymnasium", "num_envs", "write areas: 8 (copies in one process)"),
+        ("pettingzoo", "n_envs", "write areas: 8 (copies in one process)"),
+    ],
+)
+def test_an_option_beside_the_options_is_to_be_moved_into_them(name: str, key: str, remedy: str) -> None:
+    line = problems(f"behaviors: {{A: }}\nsimulators: [{{name: {name}, {key}: 8, options: {{env_id: a}}}}]")[-1]
+    assert line.startswith(f"run.yaml:2: simulators[0].{key}: got the unknown key {key!r}; expected one of name, ")
+    assert line.endswith(f"; {remedy}")
 
 
 def test_a_key_of_another_trainer_is_reported_with_those_that_have_it() -> None:
