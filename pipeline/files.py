@@ -6,10 +6,12 @@ import re
 import secrets
 import shutil
 import stat
+import tempfile
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final
+from urllib.parse import quote
 
 from sparring.pipeline.errors import SettingsError
 
@@ -48,6 +50,68 @@ def working_folder() -> Path:
         raise SettingsError(
             f"got a working folder that cannot be found ({error.strerror}); expected one that exists; change to another"
         ) from None
+
+
+GONE: Final = (
+    "got no folder {folder} any more: it was removed or replaced while the run wrote to it; expected it to stay until "
+    "the end; start the run again"
+)
+"""Why a run fails whose folder `is_gone`."""
+
+
+def identity(folder: Path) -> int | None:
+    """Returns the number of a folder on its disk; 0 where there is none, and None where that cannot be seen."""
+    try:
+        return folder.stat().st_ino
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    except OSError:  # no permission on the way to it, or a disk that does not answer
+        return None
+
+
+def is_gone(folder: Path, number: int | None) -> bool:
+    """Returns whether a folder was removed or replaced, given its `identity` before."""
+    return identity(folder) not in (None, number)
+
+
+def expanded(text: str) -> Path:
+    """Returns a path, with the home folder of a user in place of `~` or `~NAME`, where there is such a user."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        return Path(text)
+
+
+def temporary_folder() -> Path:
+    """Returns the folder for temporary files.
+
+    Raises:
+        SettingsError: no folder can be written.
+    """
+    try:
+        return Path(tempfile.gettempdir())
+    except OSError as error:
+        raise SettingsError(
+            f"got no folder for temporary files ({error.strerror}); expected one with room, and limits that allow "
+            "files (`ulimit -a`); set TMPDIR to such a folder"
+        ) from None
+
+
+def sqlite(path: Path) -> str:
+    """Returns the address of a database in a file, whose path may hold any character."""
+    return f"sqlite:///file:{quote(str(path.absolute()))}?uri=true"
+
+
+def remove(path: Path) -> None:
+    """Removes a file, a link, or a folder with all that is in it.
+
+    Raises:
+        OSError: it does not exist, or cannot be removed.
+    """
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def copy_folder(source: Path, target: Path, *ignored: str) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
+import tempfile
 from pathlib import Path
 from typing import BinaryIO
 
 import pytest
 
 from sparring.pipeline import errors, files
+from sparring.pipeline.errors import SettingsError
 
 
 def full(file: BinaryIO, data: bytes) -> None:
@@ -52,6 +55,40 @@ def test_folder_is_copied_without_broken_links_and_a_pipe_in_it_is_named(tmp_pat
 )
 def test_end_of_a_process_is_told(status: int, text: str) -> None:
     assert errors.how_ended(status) == text
+
+
+def test_no_folder_for_temporary_files_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none)
+    with pytest.raises(SettingsError, match=r"No usable temporary directory.*set TMPDIR"):
+        files.temporary_folder()
+
+
+def test_a_folder_is_gone_where_another_is_in_its_place_and_not_where_it_cannot_be_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    number = files.identity(folder)
+    assert not files.is_gone(folder, number)
+    folder.rename(tmp_path / "moved")
+    assert files.is_gone(folder, number)
+    folder.mkdir()
+    assert files.is_gone(folder, number)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    assert not files.is_gone(folder, number)
+
+
+def test_database_has_its_name_whatever_that_is(tmp_path: Path) -> None:
+    path = tmp_path / "a?b %20 #c.db"
+    sqlite3.connect(files.sqlite(path).removeprefix("sqlite:///"), uri=True).execute("create table t (a)")
+    assert path.exists()
 
 
 def test_append_writes_a_line_completely_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,7 @@ class Snapshots:
     def keep(self, name: str, versions: Collection[int]) -> None:
         """Removes all other snapshots of a behavior."""
         for path in self.path(name, 0).parent.glob("*.safetensors"):
-            if int(path.stem) not in versions:
+            if path.stem.isdecimal() and int(path.stem) not in versions:  # a user may keep another one there
                 path.unlink(missing_ok=True)
 
 
@@ -181,7 +181,7 @@ class Ghosts:
         """Writes snapshots and matches to disk, and returns all that a restart needs; no tournament is restarted."""
         self._save()
         if self._lines:
-            if self._written > _LONGEST:
+            if self._written > _LONGEST and not isinstance(self.rules, Tournament):  # whose standings need all
                 self._matches.replace(self._former)
             self._written = append(self._matches, "".join(line + "\n" for line in self._lines).encode())
             self._lines.clear()

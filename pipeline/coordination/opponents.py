@@ -38,13 +38,22 @@ class ExternalOpponent:
 
 
 def opponents_of(directory: Path) -> dict[str, list[ExternalOpponent]]:
-    """Returns the external opponents in the folder of a run, by behavior name, in the order of their numbers."""
+    """Returns the external opponents in the folder of a run, by behavior name, in the order of their numbers.
+
+    Raises:
+        ServiceError: their file is damaged.
+    """
     path = directory / OPPONENTS_FILE
-    known = json.loads(regular(path).read_text()) if path.exists() else {}
-    return {
-        name: [ExternalOpponent(label, one["weight"], one["script"]) for label, one in own.items()]
-        for name, own in known.items()
-    }
+    try:
+        known = json.loads(regular(path).read_text()) if path.exists() else {}
+        return {
+            name: [ExternalOpponent(label, one["weight"], one["script"]) for label, one in own.items()]
+            for name, own in known.items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ServiceError(
+            f"got {path}, which is damaged ({error}); expected the opponents of the run; restore it, or begin a new run"
+        ) from error
 
 
 class Record(NamedTuple):

@@ -117,9 +117,9 @@ def load(path: str | Path, behavior: str, spec: BehaviorSpec, actions: DemoActio
     return _demonstrations(columns, spec, files)
 
 
-def spec_of(path: str | Path) -> BehaviorSpec:
-    """Returns the spec of recorded episodes, that of the first file; raises as `load`."""
-    return read_any(files_of(Path(path))[0]).spec
+def spec_of(path: str | Path, actions: DemoActions = "auto") -> BehaviorSpec:
+    """Returns the spec of recorded episodes, that of the first file; arguments and errors are those of `load`."""
+    return read_any(files_of(Path(path))[0], actions).spec
 
 
 def read_columns(

@@ -31,7 +31,7 @@ def read(name: str) -> Recording:
     minari = import_optional("minari", "minari")
     try:
         dataset = minari.load_dataset(name)
-    except (FileNotFoundError, ValueError) as error:
+    except Exception as error:  # the library asserts what a damaged one lacks
         raise RecordingError(
             got=f"minari:{name}, which cannot be read ({error})",
             expected="the name of a data set in Minari's folder, $MINARI_DATASETS_PATH",

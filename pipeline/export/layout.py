@@ -13,10 +13,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from scipy.special import softmax
 
 from sparring.pipeline import plugins
-from sparring.pipeline.errors import ExplainedError, install_command
+from sparring.pipeline.errors import CheckpointError, ExplainedError, install_command
 from sparring.pipeline.export import missing_packages
 from sparring.pipeline.learning.checkpoints import Checkpoint
 from sparring.pipeline.learning.settings import TrainerHyperparameters
@@ -139,7 +140,15 @@ def trained_policy(checkpoint: Checkpoint) -> TrainedPolicy:
     """
     described = checkpoint.description
     spec = read_spec(described["spec"])
-    network = NetworkSettings.model_validate_json(json.dumps(described["network_settings"]))
+    try:
+        network = NetworkSettings.model_validate_json(json.dumps(described["network_settings"]))
+    except ValidationError as error:
+        reason = " ".join(error.errors()[0]["msg"].split())
+        raise CheckpointError(
+            got=f"network_settings of the checkpoint that are not understood here ({reason})",
+            expected="settings and encoders that are installed",
+            remedy="install the package that brings the encoder, or the version of sparring that wrote it",
+        ) from error
     trainer: type[TrainerHyperparameters] = plugins.load(plugins.TRAINERS, described["trainer"])
     actor = trainer.actor(spec, network, values=len(described["signals"]) if described["shared_critic"] else 0)
     weights = {name.removeprefix(_ACTOR): one for name, one in checkpoint.weights.items() if name.startswith(_ACTOR)}

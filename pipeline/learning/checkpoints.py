@@ -28,7 +28,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from sparring.pipeline.errors import CheckpointError
-from sparring.pipeline.files import Json, regular, sync_folder, write_atomically
+from sparring.pipeline.files import Json, regular, remove, sync_folder, write_atomically
 from sparring.pipeline.networks.arrays import Arrays, non_finite
 from sparring.pipeline.specs import names_a_folder
 
@@ -186,7 +186,7 @@ class CheckpointFolder:
         self.path.mkdir(parents=not self._is_made, exist_ok=True)
         self._is_made = True
         for left in self.path.glob(".partial-*"):  # of a crash
-            shutil.rmtree(left)
+            remove(left)
         partial = self.path / f".partial-{name}"
         partial.mkdir()
         try:
@@ -201,7 +201,7 @@ class CheckpointFolder:
 
     def _remove(self, path: Path) -> None:
         """Removes a checkpoint so that a crash leaves all of it or nothing that looks like one."""
-        shutil.rmtree(path.rename(self.path / f".partial-{path.name}"))
+        remove(path.rename(self.path / f".partial-{path.name}"))  # which may be a link to another disk
 
 
 def initial_folder(root: Path, behavior: str) -> Path:

@@ -281,16 +281,16 @@ def _reserve(path: Path) -> None:
 
 def _opened(path: Path, shape: tuple[int, ...], kind: np.dtype[np.generic]) -> Array:
     try:
-        found: Array = np.load(regular(path), mmap_mode="r")  # `r+` would lengthen a truncated file
-        problem = f"{found.dtype} {list(found.shape)}" if (found.dtype, found.shape) != (kind, shape) else ""
-    except (OSError, ValueError, EOFError) as error:
+        found: Array = np.lib.format.open_memmap(regular(path), "r")  # `r+` would lengthen a truncated file
+        if (found.dtype, found.shape) == (kind, shape):
+            opened: Array = np.lib.format.open_memmap(path, "r+")
+            return opened
+        problem = f"{found.dtype} {list(found.shape)}"
+    except Exception as error:  # NumPy raises many kinds for a damaged file
         problem = f"what cannot be read ({error})"
-    if problem:
-        raise CheckpointError(
-            got=f"{path} with {problem}",
-            expected=f"a column of the replay, {kind} {list(shape)}",
-            remedy=f"restore the spec and the buffer_size that it was written with, or remove {path.parent} to begin "
-            "with an empty replay",
-        )
-    opened: Array = np.load(path, mmap_mode="r+")
-    return opened
+    raise CheckpointError(
+        got=f"{path} with {problem}",
+        expected=f"a column of the replay, {kind} {list(shape)}",
+        remedy=f"restore the spec and the buffer_size that it was written with, or remove {path.parent} to begin "
+        "with an empty replay",
+    )

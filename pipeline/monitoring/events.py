@@ -277,5 +277,6 @@ class EventFiles:
 
 
 def unread(folder: Path, positions: Mapping[str, Position]) -> int:
-    """Returns how many intervals and matches an earlier reader has left unread."""
-    return EventFiles(folder, positions=positions).skip(0)
+    """Returns how many events an earlier reader has left unread, those that cannot be read included."""
+    files = EventFiles(folder, positions=positions)
+    return sum(1 for _ in files.events()) + files.damaged

@@ -56,12 +56,17 @@ class RunFiles:
 
     def _read_intervals(self) -> Iterator[Mapping[str, Json]]:
         for path in self.intervals.parts():
-            with regular(path).open(encoding="utf-8", errors="replace") as file:
-                for line in file:
-                    try:
-                        yield json.loads(line)
-                    except ValueError:  # an incomplete line of a killed monitor
-                        continue
+            yield from read_lines(path)
+
+
+def read_lines(path: Path) -> Iterator[Mapping[str, Json]]:
+    """Yields the intervals in a file."""
+    with regular(path).open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                yield json.loads(line)
+            except ValueError:  # an incomplete line of a killed process
+                continue
 
 
 def to_json(content: Json) -> bytes:

@@ -7,9 +7,9 @@ import re
 import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import accumulate
-from socketserver import ThreadingMixIn
+from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, Final
 from urllib.parse import urlsplit
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -155,10 +155,18 @@ class _Server(ThreadingMixIn, WSGIServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Starts a thread, unless too many are busy."""
         if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.refused += 1
-            self.shutdown_request(request)
+            with suppress(RuntimeError):  # the system has no thread left
+                super().process_request(request, client_address)
+                return
+            self._free.release()
+        self.refused += 1
+        self.shutdown_request(request)
+
+    def server_bind(self) -> None:
+        """Binds without a look-up of this machine's name, which may take long."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answers, in a thread."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from sparring.pipeline.errors import QueueError
+from sparring.pipeline.files import temporary_folder
 
 LONGEST_PATH = 107
 """Bytes in the path of a Unix socket: the kernel's limit."""
@@ -136,7 +137,7 @@ def private_folder(prefix: str, remove: Callable[[Path], None]) -> Iterator[Path
     """
     import fcntl  # not on Windows
 
-    for lock in Path(tempfile.gettempdir()).glob(f"{prefix}*/{_LOCK}"):
+    for lock in temporary_folder().glob(f"{prefix}*/{_LOCK}"):
         with suppress(OSError), lock.open("rb+") as file:
             if lock.lstat().st_uid == os.geteuid():
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its process lives

@@ -51,7 +51,7 @@ def allowed(directory: Path) -> frozenset[str]:
     path = directory / "allowed.yaml"
     try:
         lists = yaml.safe_load(read_text(path, secret=False))
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):  # such as a date that does not exist
         lists = None
     names = lists.get("simulators") if isinstance(lists, dict) else None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -155,13 +155,13 @@ def _load(context: ssl.SSLContext, directory: Path, name: str) -> None:
     """Makes a context trust the folder's authority and, with a name, present its certificate."""
     path = directory / "tls" / "authority.pem"
     try:
-        refuse_open(path, path.stat().st_mode, secret=False)
+        refuse_open(path, regular(path).stat().st_mode, secret=False)
         context.load_verify_locations(cafile=path)
         if name:
             path = path.with_name(f"{name}.pem")
             key = path.with_suffix(".key")
-            refuse_open(path, path.stat().st_mode, secret=False)
-            refuse_open(key, key.stat().st_mode, secret=True)
+            refuse_open(path, regular(path).stat().st_mode, secret=False)
+            refuse_open(key, regular(key).stat().st_mode, secret=True)
             context.load_cert_chain(path, key, password=_refuse_password)
     except OSError as error:  # SSLError too
         reason = getattr(error, "reason", None) or error.strerror

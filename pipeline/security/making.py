@@ -151,7 +151,7 @@ def _signer(tls: Path) -> Identity:
     try:
         private = serialization.load_pem_private_key(key, password=None)
         certificate = x509.load_pem_x509_certificate(pem)
-    except ValueError:
+    except (ValueError, TypeError):  # or it has a password
         private = None
     if not isinstance(private, ec.EllipticCurvePrivateKey):
         raise SettingsError(

@@ -45,7 +45,12 @@ def dial(address: Address, timeout_s: float, tls: ssl.SSLContext | None = None) 
         RemoteProtocolError: the other side does not have the trainer's keys.
     """
     if isinstance(address, tuple):
-        connected = socket.create_connection(address, timeout_s)
+        try:
+            connected = socket.create_connection(address, timeout_s)
+        except UnicodeError as error:  # of the name of the host
+            raise SettingsError(
+                f"got host {address[0]!r} ({error}); expected a name or an IP address; correct it"
+            ) from error
         return connected if tls is None else encrypt(connected, tls, address[0])
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -53,7 +53,7 @@ def write_replay(
     folder.mkdir(parents=True, exist_ok=True)
     text = "\n".join([json.dumps(head), *frames]) + "\n"
     write_atomically(folder / f"replay-{round(time_s * 1000):013d}.jsonl", text.encode(), durable=False)
-    paths = sorted(folder.glob("replay-*.jsonl"))
+    paths = sorted(folder.glob(f"replay-{'[0-9]' * 13}.jsonl"))
     while len(paths) > most:
         made = [int(path.stem.rpartition("-")[2]) for path in paths]
         at = min(range(1, len(paths) - 1), key=lambda one: made[one + 1] - made[one - 1])

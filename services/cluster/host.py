@@ -334,7 +334,7 @@ def _refuse_silence(address: str) -> None:
         if not port.isdecimal():
             raise OSError("no port")
         socket.create_connection((host.strip("[]"), int(port)), timeout=CALL_S).close()
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise SettingsError(
             f"got --ray {address}, where no cluster answers ({why}); expected HOST:PORT of a head; start it with "

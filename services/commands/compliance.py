@@ -24,7 +24,7 @@ from sparring.services.process.lifeline import PIPE_VARIABLE
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
     parser.add_argument("--episodes", type=int, default=3, metavar="N", help="ended episodes to play for (default 3)")
-    parser.add_argument("--timeout", type=float, default=10.0, metavar="S", help="seconds for each answer (default 10)")
+    parser.add_argument("--timeout", type=float, default=10.0, metavar="S", help="for each answer (default 10)")
     parser.add_argument("--websocket", action="store_true", help="the simulator connects with a WebSocket (ws://)")
     add_json(parser)
     parser.add_argument(

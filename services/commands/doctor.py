@@ -7,6 +7,7 @@ that it runs where an installation is incomplete.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib.metadata
 import os
 import platform
@@ -16,7 +17,6 @@ import shutil
 import socket
 import stat
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import urlsplit
 
 from sparring.pipeline.errors import FAILED, install_command
+from sparring.pipeline.files import temporary_folder
 from sparring.pipeline.queues.endpoints import LONGEST_PATH, refuse_used_path
 from sparring.services.commands.runs import add_assigned, add_json, print_json
 
@@ -214,7 +215,7 @@ def _machine(settings: Settings | None) -> Iterator[Row]:
     yield descriptors(resource.getrlimit(resource.RLIMIT_NOFILE)[0], needed)
     folder = Path(results).absolute()
     there = next(one for one in (folder, *folder.parents) if one.is_dir())
-    for what, place, enough in ((f"results {folder}", there, 5), ("temporary files", Path(tempfile.gettempdir()), 1)):
+    for what, place, enough in ((f"results {folder}", there, 5), ("temporary files", temporary_folder(), 1)):
         usage, writable = shutil.disk_usage(place), os.access(place, os.W_OK)
         yield free_space(what, usage.free, writable=writable, enough=enough * _GIB, least=_GIB // 4)
     clock = time.get_clock_info("monotonic")
@@ -306,6 +307,8 @@ def _binding_error(host: str, number: int) -> OSError | None:
             probe.bind((host, number))
         except OSError as error:
             return error
+        except OverflowError:  # further ports count up
+            return OSError(errno.EINVAL, "the last port is 65535")
     return None
 
 
@@ -400,7 +403,7 @@ def private(folder: Path) -> Iterator[Row]:
 
 def _open_to_others(path: Path) -> bool:
     public = path.is_dir() or path.suffix in _PUBLIC
-    return bool(path.stat().st_mode & (0o022 if public else 0o077))
+    return path.exists() and bool(path.stat().st_mode & (0o022 if public else 0o077))  # no link to nowhere
 
 
 def quota_of(cgroup: Path) -> tuple[float | None, int | None]:

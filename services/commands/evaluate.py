@@ -56,8 +56,9 @@ def run(args: argparse.Namespace) -> int:
     from sparring.services.supervision.launch import checkpoints, play, trained_settings
 
     settings = trained_settings(trained, deterministic=args.deterministic, insecure=args.insecure)
+    before = None
     if args.video is not None:
-        settings = _rendered(settings, args.video)
+        settings, before = _rendered(settings, args.video), _changed_ns(args.video)
     playing = Playback(
         checkpoints=checkpoints(trained, settings, args.checkpoint),
         episodes=args.episodes,
@@ -69,9 +70,18 @@ def run(args: argparse.Namespace) -> int:
     )
     found = _evaluation(directory, playing, status, seed)
     write_atomically(directory / "evaluation.json", json.dumps(found, indent=2).encode())
-    files = [one for one in (args.video, directory / "evaluation.json") if one is not None and one.exists()]
+    files = [str(directory / "evaluation.json")]
+    if args.video is not None:
+        log = directory / "logs" / "simulator-0.stderr"
+        is_written = _changed_ns(args.video) != before
+        files.append(str(args.video) if is_written else f"warning: {args.video} was not written; {log} may say why")
     sys.stdout.write("".join(f"{line}\n" for line in [*_lines(found), *files]))
     return _exit_status(found, args.at_least)
+
+
+def _changed_ns(file: Path) -> int | None:
+    """Returns when a file was changed; None where there is none."""
+    return file.stat().st_mtime_ns if file.exists() else None
 
 
 def _rendered(settings: Settings, file: Path) -> Settings:
@@ -89,6 +99,8 @@ def _rendered(settings: Settings, file: Path) -> Settings:
         )
     if not file.absolute().parent.is_dir():
         raise SettingsError(f"got --video {file}; expected a folder that exists; make {file.absolute().parent}")
+    if file.is_dir():
+        raise SettingsError(f"got --video {file}, which is a folder; expected the name of a file; choose another")
     first = first.model_copy(update={"options": {**first.options, "video": str(file.absolute())}})
     return settings.model_copy(update={"simulators": (first, *others)})
 

@@ -47,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
         folder = CheckpointFolder(run_folder, behavior)
         try:
             _export(folder, checkpoint, out, args.format, named=args.checkpoint is not None)
+        except BrokenPipeError:  # what has read the output has ended
+            raise
         except (ExportError, CheckpointError, OSError) as error:
             sys.stderr.write(f"sparring export: {behavior}: {error}\n")
             failed = True

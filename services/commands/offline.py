@@ -14,13 +14,16 @@ from contextlib import contextmanager
 from dataclasses import asdict
 
 from sparring.pipeline.demonstrations.library import spec_of
+from sparring.pipeline.errors import ServiceError
 from sparring.pipeline.export import missing_packages
 from sparring.pipeline.export.checkpoints import export
-from sparring.pipeline.files import append, regular, write_atomically
+from sparring.pipeline.export.layout import ExportError
+from sparring.pipeline.files import GONE, append, identity, is_gone, write_atomically
 from sparring.pipeline.learning.checkpoints import REPLAY, CheckpointFolder, initial_folder, load
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.curves import lineages, picture
+from sparring.pipeline.monitoring.files import read_lines
 from sparring.pipeline.monitoring.intervals import Interval
 from sparring.pipeline.monitoring.summary import BehaviorSummary, Status, summary
 from sparring.pipeline.networks.device import configure_torch, usable
@@ -35,6 +38,7 @@ def train(topology: Topology, notes: list[str]) -> Status:
     Raises:
         RecordingError: recorded episodes are missing, unreadable, or of another spec.
         CheckpointError: a checkpoint to continue from is damaged, or of another network.
+        ServiceError: the folder of the run is gone.
     """
     run, settings, began = topology.run, topology.run.settings, time.monotonic()
     topology.save()
@@ -49,8 +53,7 @@ def train(topology: Topology, notes: list[str]) -> Status:
     ended = summary(run_id=run.id, status=status, wall_s=time.monotonic() - began, error=None, behaviors=found)
     write_atomically(run.directory / "summary.json", json.dumps(ended, indent=2).encode())
     if (metrics := run.directory / "metrics.jsonl").exists():  # it may be stopped before its first interval
-        intervals = map(json.loads, regular(metrics).read_text().splitlines())
-        write_atomically(run.directory / "curves.png", picture(lineages(intervals), run.id))
+        write_atomically(run.directory / "curves.png", picture(lineages(read_lines(metrics)), run.id))
     logs.get().info("run_ended", status=status, summary=str(run.directory / "summary.json"), notice=True)
     return status
 
@@ -75,8 +78,9 @@ class _Offline:
     def __init__(self, run: Run, name: str, stop: threading.Event) -> None:
         self._run, self._name, self._stop = run, name, stop
         self._behavior = run.settings.behaviors[name]
-        self._folder = CheckpointFolder(run.directory, name)
-        spec = spec_of(self._behavior.hyperparameters.recordings(self._behavior).demo_path)
+        self._folder, self._number = CheckpointFolder(run.directory, name), identity(run.directory)
+        wanted = self._behavior.hyperparameters.recordings(self._behavior)
+        spec = spec_of(wanted.demo_path, wanted.demo_actions)
         self._learner = Learner(
             *(name, spec, self._behavior, run.seed),
             device=usable(run.settings.torch_settings.of_learner(name)),
@@ -117,16 +121,25 @@ class _Offline:
             weights_sha256=learner.weights_sha256,
         )
 
+    def _check_folder(self) -> None:
+        if is_gone(folder := self._run.directory, self._number):
+            raise ServiceError(GONE.format(folder=folder))
+
     def _save(self) -> str:
         """Writes a checkpoint and its ONNX models; returns its path within the folder of the run."""
+        self._check_folder()
         path = self._folder.save(self._learner.checkpoint(), self._behavior.keep_checkpoints)
         if self._run.settings.pipeline.export and not missing_packages():
             own = path.with_name(f"{self._name}-{self._learner.trained}.onnx")
-            export(load(path), [self._run.directory / f"{self._name}.onnx", own])
+            try:
+                export(load(path), [self._run.directory / f"{self._name}.onnx", own])
+            except ExportError as error:  # as of a policy that needs its previous action
+                logs.get().warning("export_failed", behavior=self._name, cause=str(error), notice=True)
         return str(path.relative_to(self._run.directory))
 
     def _show(self, before: int, began: float, means: Mapping[str, float]) -> None:
         """Writes an interval to `metrics.jsonl` and to the console."""
+        self._check_folder()
         learner = self._learner
         line = Interval(
             behavior=self._name,
@@ -148,6 +161,9 @@ class _Offline:
             open_episodes=0,
             oldest=0,
         )
-        append(self._run.directory / "metrics.jsonl", json.dumps(line.plain()).encode() + b"\n")
+        try:
+            append(self._run.directory / "metrics.jsonl", json.dumps(line.plain()).encode() + b"\n")
+        except OSError as error:  # the weights matter more
+            logs.get().warning("not_written", what="an interval", error=str(error), notice=True)
         losses = {name.removeprefix("Losses/"): round(one, 4) for name, one in means.items() if "Loss" in name}
         logs.get().info("interval", behavior=self._name, step=learner.trained, **losses, notice=True)

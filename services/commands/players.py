@@ -57,7 +57,13 @@ def write_opponents(directory: Path, settings: Settings, names: Collection[str])
         SettingsError: a checkpoint is damaged, does not exist, or is of another behavior.
     """
     folder, path = Snapshots(directory / PLAYERS_FOLDER), directory / OPPONENTS_FILE
-    known: dict[str, dict[str, Json]] = json.loads(regular(path).read_text()) if path.exists() else {}
+    try:
+        known: dict[str, dict[str, Json]] = json.loads(regular(path).read_text()) if path.exists() else {}
+    except ValueError as error:
+        raise SettingsError(
+            f"got {path}, which is damaged ({error}); expected the numbers of the opponents of the former session; "
+            "restore it, or begin a new run"
+        ) from error
     for name, behavior in settings.behaviors.items():
         if behavior.self_play is None or name not in names:
             continue

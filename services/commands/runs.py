@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
@@ -19,6 +18,8 @@ if TYPE_CHECKING:  # a page needs no settings, which take memory
     from sparring.services.cluster.host import Cluster
 
 RESULTS: Final = Path("results")
+_MOST: Final = 1e9
+"""No longer time can be waited for everywhere."""
 
 
 def natural(text: str) -> int:
@@ -123,15 +124,15 @@ def spread(one: Json, name: str = "mean") -> str:
 
 
 def check_positive(args: argparse.Namespace, *names: str) -> None:
-    """Refuses numbers that are not above 0; one that was not given is not checked.
+    """Refuses numbers that are not above 0, or larger than a time can be; one that was not given is not checked.
 
     Raises:
-        SettingsError: a number is 0 or less.
+        SettingsError: a number is beyond these.
     """
     for name in names:
         value = getattr(args, name)
-        if value is not None and not 0 < value < math.inf:
-            raise SettingsError(f"got --{name} {value:g}; expected more than 0; give another number")
+        if value is not None and not 0 < value <= _MOST:
+            raise SettingsError(f"got --{name} {value:g}; expected more than 0, and at most {_MOST:g}; give another")
 
 
 def finished(directory: Path, settings: Settings) -> str:
@@ -147,7 +148,7 @@ def finished(directory: Path, settings: Settings) -> str:
         summary = json.loads(regular(directory / "summary.json").read_bytes())
         trained = {name: int(one["steps"]) for name, one in summary["behaviors"].items()}
         completed = summary["status"] == "completed"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # it has not ended, or was damaged
+    except Exception:  # it has not ended, or was damaged
         completed = False
     if not completed:
         from sparring.pipeline.learning.checkpoints import CheckpointFolder, age

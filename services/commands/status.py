@@ -40,7 +40,7 @@ def run(args: Namespace) -> int:
     Raises:
         SettingsError: there is no such run, or one of its files is damaged.
     """
-    console, folder = Console(), find(args.run, args.results_dir)
+    console, folder = _Console(), find(args.run, args.results_dir)
     if args.json:
         print_json(read(folder))
     elif not args.watch:
@@ -56,6 +56,14 @@ def run(args: Namespace) -> int:
                     break
                 time.sleep(_EVERY_S)
     return 0
+
+
+class _Console(Console):
+    """A console whose reader may end first, as `head` does."""
+
+    def on_broken_pipe(self) -> None:
+        """Leaves the error to the command, whose status it is."""
+        raise BrokenPipeError
 
 
 def read(folder: Path) -> dict[str, Json]:
@@ -94,7 +102,7 @@ def _known_shape(path: Path) -> Iterator[None]:
     """Reports as one error that a file, or one of a folder, holds something else than this version writes."""
     try:
         yield
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         reason = f"there is no {error}" if isinstance(error, KeyError) else str(error)
         raise SettingsError(
             f"got {path}, whose content has another shape ({reason}); expected what this version of sparring writes; "
@@ -110,6 +118,8 @@ def _load(path: Path) -> tuple[Json, int]:
         return None, 0
     except OSError as error:
         raise SettingsError(f"got {path}, which cannot be read ({error.strerror}); expected a file") from error
+    except RecursionError as error:
+        raise SettingsError(f"got {path}, which is damaged ({error}); expected a file of a run") from error
     except ValueError as error:
         raise SettingsError(f"got {path}, which is damaged ({error}); expected JSON; move it away") from error
     if not isinstance(content, dict):

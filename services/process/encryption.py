@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.files import temporary_folder
 from sparring.pipeline.queues.endpoints import LONGEST_PATH, is_loopback, is_open
 from sparring.pipeline.security import KEY_FILE, allowed, secret_key, server_tls, token
 
@@ -80,7 +80,7 @@ def socket_paths(settings: Settings, *, in_process: bool = False) -> Iterator[tu
     for number in range(pipeline.stepping_processes if address.scheme == "unix" else 0):
         yield "pipeline.address", Path(address.path + (f".{number}" if number else ""))
     if not in_process and pipeline.transport != "tcp":
-        yield "TMPDIR", Path(tempfile.gettempdir(), "sparring-12345678.999")
+        yield "TMPDIR", temporary_folder() / "sparring-12345678.999"
 
 
 def long_paths(settings: Settings, *, in_process: bool = False) -> list[str]:

@@ -25,7 +25,7 @@ from functools import partial
 import anyio
 from pydantic import TypeAdapter, ValidationError
 
-from sparring.pipeline.files import Json
+from sparring.pipeline.files import Json, regular
 from sparring.pipeline.messages.channels import METRICS
 from sparring.pipeline.monitoring import console, logs
 from sparring.pipeline.monitoring.console import Display
@@ -303,8 +303,8 @@ class MonitorState:
         if not path.exists():
             return 0.0
         try:
-            state = _SAVED_STATE.validate_json(path.read_bytes())
-        except ValidationError as error:
+            state = _SAVED_STATE.validate_json(regular(path).read_bytes())
+        except (OSError, ValidationError) as error:
             self._context.log.warning("monitor.json cannot be read: counting starts from 0", error=repr(error))
             return 0.0
         gap_s = self._context.wall_clock() - state.time_s

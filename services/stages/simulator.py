@@ -35,6 +35,8 @@ from sparring.pipeline.specs import SpecError
 _REFUSALS: Final = ("version", "credential", "specs", "unknown_behavior", "scripts")
 """Codes of Faults that every restart of the simulator would repeat."""
 _HANG_S: Final = 30.0
+_MOST: Final = 1e9
+"""No longer time can be waited for everywhere."""
 """Seconds after which a call of an environment that has not returned is named."""
 
 
@@ -110,6 +112,9 @@ def run(args: argparse.Namespace) -> int:
     """
     try:
         address = args.connect or os.environ.get("SPARRING_ADDRESS")
+        for option in ("timeout", "slow"):
+            if not 0 <= (value := getattr(args, option)) <= _MOST:
+                raise SettingsError(f"got --{option} {value:g}; expected 0 to {_MOST:g}; give another number")
         if not address:
             raise SettingsError("got no address; expected --connect or $SPARRING_ADDRESS; name the trainer's address")
         number = number_from("SPARRING_NUMBER") if args.number is None else args.number

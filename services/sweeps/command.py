@@ -22,6 +22,7 @@ from sparring.services.api.measuring import tournament
 from sparring.services.api.runs import options_of, start
 from sparring.services.commands.runs import RESULTS, add_config, add_in_process, add_insecure, add_ray
 from sparring.services.commands.train import empty, locked, run_folder
+from sparring.services.process.hosting import endings
 from sparring.services.sweeps import generations, plots
 from sparring.services.sweeps.following import FollowedRun
 from sparring.services.sweeps.generations import POPULATION_FILE, Generations
@@ -94,9 +95,9 @@ def _going_on(args: argparse.Namespace, run_id: str) -> str:
 
 
 async def _until_stopped(loop: _Loop) -> bool:
-    """Runs a loop, which SIGINT and SIGTERM stop in order; a second one abandons its runs."""
+    """Runs a loop, which SIGINT, SIGTERM and SIGHUP stop in order; a second one abandons its runs."""
     is_complete = False
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    with anyio.open_signal_receiver(*endings()) as signals:
 
         async def listen() -> None:
             number = await anext(signals)
@@ -127,15 +128,14 @@ def _begin(sweep: Sweep, folder: Path, *, resume: bool, force: bool) -> None:
         return
     try:
         former = json.loads(regular(folder / _SWEEP_FILE).read_bytes())
-    except (OSError, ValueError) as error:
+        former_sweep, former_base = dict(former["sweep"]), former["base"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise SettingsError(
             f"got --resume of {folder}, which holds no sweep ({error}); name one with --run-id"
         ) from None
     own = json.loads(json.dumps(content))
-    different = [
-        key for key in own["sweep"] if key not in _MAY_CHANGE and own["sweep"][key] != former["sweep"].get(key)
-    ]
-    if own["base"] != former["base"]:
+    different = [key for key in own["sweep"] if key not in _MAY_CHANGE and own["sweep"][key] != former_sweep.get(key)]
+    if own["base"] != former_base:
         different.append("the configuration")
     if different:
         raise SettingsError(

@@ -9,9 +9,10 @@ import anyio
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import event
+from sqlalchemy.exc import DatabaseError
 
 from sparring.pipeline.errors import ServiceError, SettingsError, SparringError
-from sparring.pipeline.files import Json
+from sparring.pipeline.files import Json, sqlite
 from sparring.pipeline.monitoring import logs
 from sparring.services.api.runs import RunFailed
 from sparring.services.sweeps.following import POINTS, FollowedRun, Progress, Starter, follow
@@ -41,16 +42,22 @@ def open_study(path: Path, sweep: Sweep) -> optuna.Study:
     optuna.logging.disable_default_handler()
     optuna.logging.enable_propagation()
     is_new = not path.exists()
-    storage = optuna.storages.RDBStorage(f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": 60}})
-    with storage.engine.connect() as connection:
-        connection.exec_driver_sql("PRAGMA journal_mode=WAL")
-    # A commit survives the end of the process without waiting for the disk, which takes most of the time otherwise.
-    event.listen(storage.engine, "connect", lambda made, _: made.execute("PRAGMA synchronous=NORMAL"))
-    storage.engine.dispose()
-    study = optuna.create_study(
-        study_name="sweep", storage=storage, direction="maximize", pruner=_pruner(sweep), load_if_exists=True
-    )
-    known = study.get_trials(deepcopy=False)
+    try:
+        storage = optuna.storages.RDBStorage(sqlite(path), engine_kwargs={"connect_args": {"timeout": 60}})
+        with storage.engine.connect() as connection:
+            connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+        # A commit survives the end of the process without waiting for the disk, which takes most of the time otherwise.
+        event.listen(storage.engine, "connect", lambda made, _: made.execute("PRAGMA synchronous=NORMAL"))
+        storage.engine.dispose()
+        study = optuna.create_study(
+            study_name="sweep", storage=storage, direction="maximize", pruner=_pruner(sweep), load_if_exists=True
+        )
+        known = study.get_trials(deepcopy=False)
+    except DatabaseError as error:
+        raise SettingsError(
+            f"got {path}, which cannot be used ({error.orig}); expected the trials of a sweep; restore it, or begin "
+            "another sweep"
+        ) from error
     study.sampler = _sampler(sweep, len(known))
     for trial in known:
         if trial.state is TrialState.RUNNING:

@@ -11,14 +11,17 @@ import pytest
 
 from sparring.pipeline.coordination import ghosts as ghosts_module
 from sparring.pipeline.coordination.ghosts import MATCHES_FILE, Ghosts, Snapshots
-from sparring.pipeline.coordination.opponents import ExternalOpponent
+from sparring.pipeline.coordination.opponents import ExternalOpponent, Tournament
 from sparring.pipeline.errors import ServiceError
 from tests.coordination.ledger_parts import through_json
 from tests.coordination.self_play_run import Run, matches_of
 from tests.coordination.self_play_world import (
     FAR,
     RecordingTopic,
+    behavior_id,
     make,
+    matchups,
+    results,
     started_rules,
     weights,
 )
@@ -93,6 +96,18 @@ def test_results_that_are_reported_again_are_rated_once(tmp_path: Path) -> None:
     assert [run.ghosts.received(f"stepping-{at}.5f3a-1") for at in range(3)] == [6, 2, 0]
 
 
+def test_a_match_without_its_opponent_is_no_win(tmp_path: Path) -> None:
+    """Simulators have named the other team, whose agents do not act; the table has the match nevertheless."""
+    run = Run(tmp_path, {"A": (0, 1)})
+    run.begin()
+    number = matchups(run.rules)[0].number
+    ours, theirs = behavior_id("A", 0), behavior_id("A", 1)
+    assert run.ghosts.results(results([(number, {ours: 1.0})])) == []
+    assert run.ghosts.results(results([(number, {ours: 1.0, theirs: 0.0})], numbers=[2], before=1)) == [("A", 1.0)]
+    run.keep()
+    assert table(tmp_path) == [1, 2]
+
+
 def test_lines_of_the_table_name_their_source(tmp_path: Path) -> None:
     """Match numbers are unique within a source only."""
     run = Run(tmp_path, {"A": (0, 1)})
@@ -102,6 +117,26 @@ def test_lines_of_the_table_name_their_source(tmp_path: Path) -> None:
     (line,) = map(json.loads, (tmp_path / MATCHES_FILE).read_text().splitlines())
     assert (line["source"], line["match"]) == ("stepping-1.5f3a-2", 1)
     assert learners == [("A", 1.0)]
+
+
+def test_a_snapshot_that_the_user_keeps_beside_those_of_the_run_stays(tmp_path: Path) -> None:
+    run = Run(tmp_path, {"A": (0, 1)})
+    run.begin()
+    own = Snapshots(tmp_path).path("A", 1).with_name("best.safetensors")
+    own.touch()
+    Snapshots(tmp_path).keep("A", ())
+    assert [path.name for path in own.parent.iterdir()] == ["best.safetensors"]
+
+
+def test_table_of_a_tournament_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its standings are computed from all matches."""
+    monkeypatch.setattr(ghosts_module, "_LONGEST", 1)
+    ghosts = Ghosts(Tournament(["A"], ["a", "b"], 4), tmp_path, RecordingTopic())
+    for number in range(1, 4):
+        ghosts._lines.append(json.dumps({"match": number}))
+        ghosts.keep()
+    assert [path.name for path in tmp_path.glob("matches*")] == [MATCHES_FILE]
+    assert table(tmp_path) == [1, 2, 3]
 
 
 def test_a_restart_without_a_needed_snapshot_names_its_path(tmp_path: Path) -> None:

@@ -81,3 +81,12 @@ def test_data_set_that_is_not_there_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     with pytest.raises(RecordingError, match=r"minari:cart/none-v0.*minari download cart/none-v0"):
         read_any(Path("minari:cart/none-v0"))
+
+
+def test_damaged_data_set_is_refused(recorded, monkeypatch):
+    def load(_):
+        raise AssertionError
+
+    monkeypatch.setattr("minari.load_dataset", load)
+    with pytest.raises(RecordingError, match="minari:cart/any-v0, which cannot be read"):
+        read_any(Path("minari:cart/any-v0"))

@@ -153,6 +153,17 @@ def test_crash_while_saving_keeps_old_checkpoints_and_the_next_save_works(folder
     assert [path.name for path in folder.path.iterdir()] == ["checkpoint-000000000300"]
 
 
+def test_checkpoint_that_the_user_has_linked_to_another_disk_is_replaced_like_any_other(folder, tmp_path):
+    folder.save(state_at(100), keep=1)
+    (old,) = folder.newest_first()
+    moved = old.rename(tmp_path / "moved")
+    old.symlink_to(moved)
+    for steps in (200, 300):
+        folder.save(state_at(steps), keep=1)
+    assert [path.name for path in folder.path.iterdir()] == ["checkpoint-000000000300"]
+    assert moved.is_dir(), "only the link is removed"
+
+
 def test_weights_with_nan_are_never_saved(folder):
     state = state_at(100)
     state.weights["actor.log_sigma"][0] = np.nan

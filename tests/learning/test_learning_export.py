@@ -337,6 +337,14 @@ def test_weights_of_another_network_are_refused(tmp_path):
         export(other, [tmp_path / "Goal.onnx"])
 
 
+def test_network_that_no_installed_package_brings_is_refused_in_words(tmp_path):
+    checkpoint = checkpoint_of(KINDS["vector"])
+    network = checkpoint.description["network_settings"] | {"encoders": {"goal": {"type": "nowhere"}}}
+    other = dataclasses.replace(checkpoint, description={**checkpoint.description, "network_settings": network})
+    with pytest.raises(CheckpointError, match=r"not understood here .*nowhere.*install the package"):
+        export(other, [tmp_path / "Goal.onnx"])
+
+
 # ---------------------------------------------------------------- other formats
 
 

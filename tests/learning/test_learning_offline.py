@@ -186,6 +186,37 @@ def test_command_trains_without_a_simulator_and_continues(tmp_path, monkeypatch,
     assert json.loads((folder / "summary.json").read_text())["behaviors"]["Test"]["steps"] == 900
 
 
+def test_command_goes_on_where_a_model_cannot_be_exported_and_a_line_is_damaged(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, folder = run(tmp_path, "--set", "pipeline.export=true", **BC | {"network": ", previous_action: true"})
+    assert status == 0
+    lines = [json.loads(line) for line in (folder / "logs" / "supervisor.jsonl").read_text().splitlines()]
+    assert [line["behavior"] for line in lines if line["event"] == "export_failed"] == ["Test", "Test"]
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step":\n')
+    status, _ = run(tmp_path, "--resume", "--max-steps", "900", **BC | {"network": ", previous_action: true"})
+    assert status == 0
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_command_ends_where_the_folder_of_the_run_is_gone(tmp_path, monkeypatch, capsys, is_replaced):
+    update = Learner.update_offline
+
+    def move(self):
+        if (folder := tmp_path / "results" / "run").exists() and not (tmp_path / "moved").exists():
+            folder.rename(tmp_path / "moved")
+            if is_replaced:
+                folder.mkdir()
+        return update(self)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Learner, "update_offline", move)
+    status, folder = run(tmp_path, **BC)
+    assert status == 1
+    assert f"got no folder {folder.absolute()} any more" in capsys.readouterr().err
+    assert not folder.exists() or not [*folder.iterdir()]
+
+
 def test_command_says_that_it_skips_what_is_not_finite(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     huge = "offline: {demo_path: demos}\n    reward_signals: {extrinsic: {strength: 1.0e+30, gamma: 0.9}}"

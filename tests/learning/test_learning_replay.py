@@ -206,12 +206,14 @@ def test_replay_of_another_spec_or_size_is_refused(tmp_path):
         opened(folder, 30)
 
 
-@pytest.mark.parametrize("keeps", [0, 40, 360])
-def test_truncated_replay_is_refused(tmp_path, keeps):
+@pytest.mark.parametrize(
+    "content", [0, 40, 360, b"PK\x03\x04 no archive", b"\x93NUMPY\x01\x00\x10\x00{'descr': ((((\n"]
+)
+def test_damaged_replay_is_refused(tmp_path, content):
     folder = tmp_path / "replay"
     stored(opened(folder), batch([8], spec=PLAIN))
     file = folder / "observation.0.npy"
-    file.write_bytes(file.read_bytes()[:keeps])
+    file.write_bytes(content if isinstance(content, bytes) else file.read_bytes()[:content])
     with pytest.raises(CheckpointError, match=r"observation.0.npy with what cannot be read"):
         opened(folder)
 

@@ -167,6 +167,7 @@ def test_events_of_all_files_go_on_from_their_positions(tmp_path: Path, make_int
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write(line)
     assert unread(tmp_path, files.positions) == 1
+    assert unread(tmp_path, {}) == 6, "a writer that has never opened"
     assert [event.kind for event in EventFiles(tmp_path, positions=files.positions).events()] == ["interval"]
 
 

@@ -151,7 +151,15 @@ def test_damaged_status_is_refused_by_name(folder: Path, content: str, capsys: p
     assert "status.json" in refusal(str(folder), capsys=capsys)
 
 
-@pytest.mark.parametrize("content", [{"self_play": [1]}, {"self_play": {"rules": {"sides": [1]}}}, {"self_play": 1}])
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"self_play": [1]},
+        {"self_play": {"rules": {"sides": [1]}}},
+        {"self_play": 1},
+        {"self_play": {"rules": {"elo": {}, "sides": {"A": {"records": {"A@1": [0, 0.0]}}}}}},
+    ],
+)
 def test_coordination_of_another_shape_is_one_clear_message(
     fake_run: FakeRun, folder: Path, content: object, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,6 +21,7 @@ from sparring.pipeline.monitoring.events import Event
 from sparring.pipeline.monitoring.intervals import Interval
 from sparring.pipeline.monitoring.writers import RunInfo, Writer, load, settings_of, tensorboard
 from sparring.pipeline.monitoring.writers.delivery import Delivery, load_state, state_path
+from sparring.pipeline.monitoring.writers.jsonl import JsonLinesSettings
 from sparring.pipeline.monitoring.writers.mlagents import MlAgentsWriter
 from sparring.pipeline.monitoring.writers.mlagents_stats import StatsAggregationMethod, StatsSummary
 from sparring.pipeline.monitoring.writers.tensorboard import TensorBoardWriter
@@ -451,3 +452,9 @@ def test_json_lines_are_not_added_to_files_of_the_run(tmp_path: Path, path: str,
     folder.mkdir()
     with pytest.raises(ServiceError, match="a file that the run itself writes") if refused else nullcontext():
         opened("jsonl", folder, path=path)
+
+
+@pytest.mark.parametrize("path", [".", "..", "~nobody-of-this-name/x.jsonl", "a\0b"])
+def test_json_lines_need_the_name_of_a_file(path: str) -> None:
+    with pytest.raises(ValueError, match="expected the name of a file"):
+        JsonLinesSettings(path=path)

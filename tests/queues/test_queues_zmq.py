@@ -12,6 +12,7 @@ from pathlib import Path
 import anyio
 import numpy as np
 import pytest
+import structlog.testing
 import zmq
 
 from sparring.pipeline.errors import CodecError, QueueError
@@ -155,9 +156,10 @@ def test_an_invalid_incarnation_is_refused(incarnation: str) -> None:
 
 @pytest.mark.asyncio
 async def test_malformed_frames_are_counted_and_change_nothing(folder: Path) -> None:
+    """They have one line in the log: a peer that sends many fills no disk."""
     endpoint = f"ipc://{folder}/q"
     rng = random.Random(0)
-    with anyio.fail_after(20):
+    with anyio.fail_after(20), structlog.testing.capture_logs() as lines:
         async with transport(endpoint, "a.1") as ours:
             receiver = await ours.receiver(QUEUE, TEN)
             with zmq.Context() as context, context.socket(zmq.DEALER) as socket_:
@@ -174,6 +176,7 @@ async def test_malformed_frames_are_counted_and_change_nothing(folder: Path) -> 
                 ):  # `D` and 17 bytes may be a header
                     await anyio.lowlevel.checkpoint()
         assert receiver.statistics().senders == 1
+    assert len([line for line in lines if line["event"] == "discarded"]) == 1
 
 
 @pytest.mark.asyncio

@@ -138,6 +138,7 @@ def test_a_file_that_others_can_change_is_refused_and_one_they_can_read_is_not(
         ("allowed.yaml", b"steps: []", allowed),
         ("tls/server.key", b"nothing", server_tls),
         ("tls/authority.pem", b"nothing", client_tls),
+        ("allowed.yaml", b"simulators: [2020-13-45]", allowed),
     ],
 )
 def test_a_malformed_key_file_is_refused_without_showing_its_content(

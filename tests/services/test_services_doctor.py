@@ -104,6 +104,9 @@ def test_keys_that_others_can_read_are_bad_with_a_remedy_each(tmp_path: Path) ->
     (folder / "token").chmod(0o600)
     folder.chmod(0o770)
     assert [row.remedy for row in doctor.private(folder)] == [f"chmod 700 {folder}"]
+    folder.chmod(0o700)
+    (folder / "gone").symlink_to("nowhere")
+    assert [row.state for row in doctor.private(folder)] == ["ok"]
 
 
 _TLS = ("tls/authority.pem", "tls/server.pem", "tls/server.key")

@@ -287,6 +287,11 @@ def _with_double_rewards(report: BehaviorReport) -> Any:
     return dataclasses.replace(report.decisions, rewards=np.zeros(3))
 
 
+def test_an_address_that_no_host_can_have_is_refused_at_once() -> None:
+    with pytest.raises(SettingsError, match=r"got host 'a\.\.b'"):
+        run(Counting(), "tcp://a..b:5005")
+
+
 @pytest.mark.parametrize(
     "text", ["", "localhost:1", "tcp://host", "tcp://host:x", "tcp://h:99999", "unix://", "udp://h:1"]
 )

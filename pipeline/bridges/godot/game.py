@@ -30,7 +30,7 @@ from sparring.pipeline.bridges.godot.spaces import PolicyAgents, UnreadableMessa
 from sparring.pipeline.bridges.player import PlayerFailed, PlayerProgram, split_arguments
 from sparring.pipeline.bridges.spaces import Option
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.files import Json
+from sparring.pipeline.files import Json, expanded
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
 from sparring.pipeline.simulation.game import decisions, ends
 from sparring.pipeline.specs import Array, BehaviorSpec, SpecError
@@ -280,7 +280,7 @@ def _check(areas: int, timeout_s: float, options: Iterable[str]) -> None:
 
 def _program(path: str) -> str:
     """Returns the program of a path; on macOS the one inside an .app folder."""
-    given = Path(path).expanduser()
+    given = expanded(path)
     if given.is_dir() and given.suffix == ".app":
         given = next(iter(sorted((given / "Contents" / "MacOS").glob("*"))), given)
     if given.is_file():

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.files import expanded
 
 EDITOR_PORT = 5004
 BUILD_PORT = 5005
@@ -22,7 +23,7 @@ def find_build(text: str) -> Path:
     """
     if not Path(text).name:
         raise SettingsError(f"got the build {text!r}; expected the path of its program; correct --env")
-    path = Path(text).expanduser()
+    path = expanded(text)
     found = next((one for one in _candidates(path) if one.is_file()), None)
     if found is None:
         what, where = ("a folder", path) if path.is_dir() else ("not there", path.parent)

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Final
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from sparring.pipeline.errors import ServiceError
-from sparring.pipeline.files import append
+from sparring.pipeline.files import append, expanded
 from sparring.pipeline.monitoring.files import to_json
 from sparring.pipeline.monitoring.writers import FOLDER, Event, RunInfo, Writer, WriterSettings
 
@@ -27,6 +27,13 @@ class JsonLinesSettings(WriterSettings):
 
     path: str = Field(min_length=1)
 
+    @field_validator("path")
+    @classmethod
+    def _names_a_file(cls, path: str) -> str:
+        if "\0" not in path and Path(path).name not in ("", "..") and not str(expanded(path)).startswith("~"):
+            return path
+        raise ValueError(f"got path {path!r}; expected the name of a file; write for example events.jsonl")
+
 
 class JsonLinesWriter(Writer):
     """Appends a line for each event: `run_id`, `kind` and the values of the event."""
@@ -42,7 +49,7 @@ class JsonLinesWriter(Writer):
             ServiceError: the run itself writes this file, or reads it for its writers.
         """
         self._run_id = run.id
-        self._path = run.folder / Path(self.settings.path).expanduser()
+        self._path = run.folder / expanded(self.settings.path)
         folder, path = run.folder.resolve(), self._path.resolve()
         within = path.relative_to(folder).parts if path.is_relative_to(folder) else ("", "")
         if within[0] in _OWN_FOLDERS or (len(within) == 1 and within[0].partition(".")[0] in _OWN):

@@ -8,7 +8,7 @@ from typing import Any, Final
 from pydantic import Field
 
 from sparring.pipeline.errors import install_command
-from sparring.pipeline.files import Json
+from sparring.pipeline.files import Json, sqlite
 from sparring.pipeline.monitoring.writers import Event, RunInfo, Writer, WriterSettings
 
 _ORIGIN: Final = "sparring.origin"
@@ -51,7 +51,7 @@ class MlflowWriter(Writer):
         from mlflow.entities import Param
 
         own = self.settings
-        self._client: Any = MlflowClient(tracking_uri=own.tracking_uri or f"sqlite:///{run.folder}/mlflow.db")
+        self._client: Any = MlflowClient(tracking_uri=own.tracking_uri or sqlite(run.folder / "mlflow.db"))
         known = self._client.get_experiment_by_name(own.experiment)
         experiment = known.experiment_id if known else self._client.create_experiment(own.experiment)
         earlier = self._client.search_runs([experiment], f"tags.`{_ORIGIN}` = '{run.origin}'")
