@@ -1,12 +1,15 @@
 """The `sparring` command, which imports only the module of the chosen command: a simulator loads no torch."""
 
 import argparse
+import contextlib
 import errno
 import importlib
+import io
 import os
 import re
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from typing import Final, NoReturn
@@ -15,7 +18,7 @@ from sparring import __version__
 from sparring.pipeline.errors import BAD_INPUT, FAILED, SettingsError, SparringError, first_failure
 from sparring.pipeline.files import working_folder
 from sparring.services.process import interrupts
-from sparring.services.process.lifeline import end_with_supervisor
+from sparring.services.process.lifeline import end_strays, end_with_supervisor
 
 COMMANDS: Final = {
     "train": "train from a configuration",
@@ -49,8 +52,12 @@ _UNWRITABLE: Final = (
     errno.ENAMETOOLONG,
 )
 _LIMITED: Final = errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EFBIG
+_LEFTOVERS_S: Final = 5.0
+_THREAD_S: Final = 0.5
 _FORKING: Final = {"train", "evaluate", "tournament"}
 """Commands that start services."""
+_PLUGGED: Final = _FORKING | {"check", "export", "record"}
+"""Commands that load plug-ins in their own process."""
 _MODULES: Final = {
     "simulator": "sparring.services.stages.simulator",
     "sweep": "sparring.services.sweeps.command",
@@ -75,6 +82,11 @@ class Parser(argparse.ArgumentParser):
         self.exit(BAD_INPUT, "; ".join([f"{self.prog}: {message}", *hints, f"see {self.prog} --help\n"]))
 
 
+def module_of(command: str) -> str:
+    """Returns the name of the module of a command."""
+    return _MODULES.get(command, f"sparring.services.commands.{command}")
+
+
 def _open_standard_streams() -> None:
     """Opens the null device for standard streams that are closed; the next files would get their descriptors."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
@@ -85,6 +97,9 @@ def _open_standard_streams() -> None:
                 os.close(null)
             os.set_inheritable(descriptor, True)
             setattr(sys, name, open(descriptor, "w" if descriptor else "r", closefd=False))  # noqa: SIM115
+    with contextlib.suppress(OSError):  # where something else has become its file since it was opened
+        if isinstance(sys.stdout, io.TextIOWrapper):  # the locale may lack letters of a path
+            sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -105,6 +120,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if interrupts.has_come() and "KeyboardInterrupt" in "".join(traceback.format_exception(failure)):
             return 128 + signal.SIGINT
         return _report(failure)
+
+
+def end_leftovers(status: int) -> None:
+    """Ends what plug-ins have left in this process: its children, and threads that exit would wait for."""
+    if not _PLUGGED.intersection(sys.argv[1:2]):
+        return
+    if (forking := sys.modules.get("sparring.services.process.forking")) is not None:
+        forking.end()
+    left = end_strays((), _LEFTOVERS_S)
+    threads = [one for one in threading.enumerate() if one is not threading.main_thread() and not one.daemon]
+    for one in threads:
+        one.join(_THREAD_S)
+    alive = [one.name for one in threads if one.is_alive()]
+    if left or alive:
+        sys.stderr.write(f"sparring: ended what plug-ins have left running: {', '.join([*left, *alive])}\n")
+    if alive:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def _check_working_folder(*, is_supervised: bool) -> None:
@@ -134,7 +168,7 @@ def _run(given: Sequence[str]) -> int:
                 from sparring.services.process import forking
 
                 forking.server()  # its imports take longer than all that is done here until the first service starts
-            module = importlib.import_module(_MODULES.get(name, f"sparring.services.commands.{name}"))
+            module = importlib.import_module(module_of(name))
             module.add_arguments(command)
             command.set_defaults(handler=module.run)
     args, unknown = parser.parse_known_args(given)
@@ -164,11 +198,11 @@ def _report(failure: Exception) -> int:
     from sparring.pipeline.monitoring.logs import printable  # structlog
 
     error = first_failure(failure)
-    if isinstance(error, OSError) and error.errno in _UNWRITABLE:
-        text = f"got {error}; expected a valid path, with room, and with permission to write; mend it"
-    elif _is_limit(error):
+    if _is_limit(error):
         got = str(error) or "no memory"
         text = f"got {got}; expected what a run needs; raise the limits of this process (`ulimit -a`)"
+    elif isinstance(error, OSError) and (error.errno in _UNWRITABLE or error.filename is not None):
+        text = f"got {error}; expected a valid path, with room, and with permission to write; mend it"
     elif isinstance(error, SparringError):
         text = str(error)
     else:

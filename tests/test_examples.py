@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 
+from sparring.services.main import COMMANDS, main, module_of
+from sparring.services.process import forking
 from tests.installed import EXAMPLES, PACKAGES, run, shared
 
 CONFIGURATIONS = sorted(EXAMPLES.glob("*.yaml"))
@@ -54,6 +59,39 @@ def test_example_trains(tmp_path: Path, commands: Path, file: Path) -> None:
 def _statistics(folder: Path) -> set[str]:
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return {name for line in lines for name in json.loads(line)["means"]}
+
+
+PAGES = [DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+WHOLE = re.compile(r"^ *(?:\$ )?sparring +([a-z]+ +[^#\n]*?)(?: +#.*|  +agent .*)?$", re.MULTILINE)
+"""A command in a block of code, which may be followed by a comment."""
+NAMED = re.compile(r"`sparring ([a-z]+)( [^`]*)?`")
+"""A command in a sentence, which may lack arguments."""
+
+
+def test_commands_of_the_documents_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is parsed; none is run. Other tests and the tools of the project run many of them."""
+    monkeypatch.setattr(forking, "server", lambda: None)
+    options, found = dict[str, set[str]](), 0
+    for name in COMMANDS:
+        module, parser = importlib.import_module(module_of(name)), argparse.ArgumentParser()
+        monkeypatch.setattr(module, "run", lambda _: 0)
+        module.add_arguments(parser)
+        options[name] = set(parser._option_string_actions)
+    for page in PAGES:
+        text = re.sub(r"^```\n.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)  # drawings and output
+        for command in WHOLE.findall(text):
+            words = shlex.split(re.sub(r"[][]|\.\.\.", "", command))
+            if words[0] in COMMANDS:  # else a sentence
+                assert main(words) == 0, (page.name, command)
+                found += 1
+        for name, rest in NAMED.findall(text):
+            ours = shlex.split(re.sub(r"[][]", "", rest.partition(" -- ")[0]))
+            assert name in COMMANDS, (page.name, name)
+            assert {word.partition("=")[0] for word in ours if word.startswith("--")} <= options[name], (
+                page.name,
+                rest,
+            )
+    assert found > 20
 
 
 def test_every_example_is_documented() -> None:

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         known = isinstance(error, SparringError)
         logs.get().error("failed", error=described(error), exc_info=None if known else failure)
         with contextlib.suppress(OSError):  # standard error may be a file on a full disk, and must not hide the status
-            os.write(2, f"{described_with_place(error)}\n".encode())  # whose last line is shown
+            os.write(2, f"{described_with_place(error)}\n".encode(errors="replace"))  # whose last line is shown
         if isinstance(error, DiskFull):
             return DISK_FULL
         return UNUSABLE if known else FAILED

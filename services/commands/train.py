@@ -19,7 +19,7 @@ from typing import Final
 import yaml
 
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.files import Json, put, write_atomically
+from sparring.pipeline.files import Json, put, remove, write_atomically
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.summary import STATUSES, Status
 from sparring.pipeline.settings import Settings, no_device, not_here, read, without_effect
@@ -56,6 +56,8 @@ def whole_number(text: str) -> int:
 
 
 _LOCK_FILE: Final = "lock"
+_REPLACED: Final = ".replaced"
+"""Folder of the run that one with --force is about to replace."""
 
 Option = tuple[str, Callable[[str], Json] | bool, str]
 
@@ -144,14 +146,16 @@ def run(args: argparse.Namespace) -> int:
     run_id = kept.run_id or f"{args.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     directory = run_folder(Path(kept.results_dir), run_id, resume=kept.resume, force=kept.force)
     with locked(directory):
+        if kept.resume:
+            _refuse_other_behaviors(args.config, directory, settings)
         if kept.resume and (end := finished(directory, settings)):
             sys.stdout.write(f"{end}\n")
             return 0
         try:
             status = _train(args, settings, notes, run_id, directory)
-        except SettingsError:
-            if not (directory / "run.json").exists():  # the run has not begun: a port was in use
-                shutil.rmtree(directory)
+        except SettingsError:  # as where a port is in use
+            if not kept.resume:
+                _undo(directory)
             raise
     if status == "stopped" and any(directory.glob("*/*-*/state.json")):  # there is a checkpoint
         logs.get().info("go_on_with", command=going_on(args, run_id), notice=True)
@@ -162,7 +166,7 @@ def _train(args: argparse.Namespace, settings: Settings, notes: list[str], run_i
     """Prepares the folder of a run, which this process has locked, and trains."""
     kept = settings.checkpoint_settings
     if kept.force:
-        empty(directory)
+        _set_aside(directory)
     (directory / "logs").mkdir(exist_ok=True)
     former = _former(directory) if kept.resume else None
     seed = settings.seed if settings.seed >= 0 else new_seed() if former is None else former.seed
@@ -170,7 +174,8 @@ def _train(args: argparse.Namespace, settings: Settings, notes: list[str], run_i
     if kept.resume:
         check_networks(directory, settings, settings.behaviors)
         (directory / "summary.json").unlink(missing_ok=True)
-    with contextlib.suppress(shutil.SameFileError):  # the copy of the former session goes on
+    # The copy of the former session goes on, and a pipe is read: configuration.yaml has its content.
+    with contextlib.suppress(shutil.SameFileError, shutil.SpecialFileError):
         shutil.copyfile(args.config, directory / "config.yaml")
 
     def prepare(grown: Settings, names: Collection[str]) -> tuple[str, ...]:
@@ -186,6 +191,7 @@ def _train(args: argparse.Namespace, settings: Settings, notes: list[str], run_i
         from sparring.services.commands import offline  # loads PyTorch, which the processes of other runs load
 
         topology = build(settings, run_id=run_id, directory=directory, seed=seed, resumed=kept.resume)
+        shutil.rmtree(directory / _REPLACED, ignore_errors=True)
         return offline.train(topology, notes)
     with ExitStack() as stack:
         cluster = None if args.ray is None else stack.enter_context(connect(args.ray, settings))
@@ -204,6 +210,7 @@ def _train(args: argparse.Namespace, settings: Settings, notes: list[str], run_i
             clustered=cluster is not None,
         )
         stack.enter_context(page_beside(args.page, directory, keys_folder(settings)))
+        shutil.rmtree(directory / _REPLACED, ignore_errors=True)
         return launch(topology, ports, notes, in_process=args.in_process, prepare=prepare, cluster=cluster)
 
 
@@ -220,6 +227,18 @@ def _with_known(settings: Settings, former: Run | None) -> tuple[Settings, tuple
         return settings, ()
     added = tuple(name for name in former.added if name not in settings.behaviors)
     return settings.naming(added), added
+
+
+def _refuse_other_behaviors(config: Path, directory: Path, settings: Settings) -> None:
+    """Refuses to go on with a run that has trained behaviors, none of which the configuration has."""
+    trained = {path.parents[1].name for path in directory.glob("*/*-*/state.json")}
+    own = _with_known(settings, _former(directory))[0].behaviors.keys()
+    if trained and own and trained.isdisjoint(own):
+        raise SettingsError(
+            f"got --resume of {directory}, whose run has {', '.join(sorted(trained))}, with {config}, which has "
+            f"{', '.join(own)}; expected at least one behavior in both; name the run of this file with --run-id, or "
+            "correct the names"
+        )
 
 
 def _infer(args: argparse.Namespace, settings: Settings, notes: list[str]) -> Status:
@@ -342,12 +361,34 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def empty(directory: Path) -> None:
-    """Removes all that the folder of a run holds, except its lock."""
+    """Removes all that the folder of a run holds, except its lock and what was set aside."""
     for path in directory.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path.name != _LOCK_FILE:
-            path.unlink()
+        if path.name not in (_LOCK_FILE, _REPLACED):
+            remove(path)
+
+
+def _set_aside(directory: Path) -> None:
+    """Moves a run that is to be replaced into a folder within its own, until the new one begins."""
+    aside, former = directory / _REPLACED, [path for path in directory.iterdir() if path.name != _LOCK_FILE]
+    if aside in former:  # of a start that was killed
+        remove(aside)
+        former.remove(aside)
+    aside.mkdir()
+    for path in former:
+        path.rename(aside / path.name)
+
+
+def _undo(directory: Path) -> None:
+    """Removes a run that has not begun, and puts the one back that it was to replace."""
+    if (directory / "run.json").exists():
+        return
+    empty(directory)
+    aside = directory / _REPLACED
+    for path in aside.iterdir() if aside.exists() else ():
+        path.rename(directory / path.name)
+    shutil.rmtree(aside, ignore_errors=True)
+    if not any(path.name != _LOCK_FILE for path in directory.iterdir()):
+        shutil.rmtree(directory)
 
 
 def going_on(args: argparse.Namespace, run_id: str) -> str:

@@ -63,9 +63,14 @@ class ForkServer:
         with theirs:
             command = [sys.executable, "-P", "-m", "sparring.services.process.forking", str(theirs.fileno()), *modules]
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # no pool of threads may exist when it forks
-            self._server = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, env=environment, pass_fds=[theirs.fileno()], process_group=0
-            )
+            # The server inherits this, until it ignores the signal: Python's own imports would show a traceback.
+            former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                self._server = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, env=environment, pass_fds=[theirs.fileno()], process_group=0
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
     def fork(
         self, arguments: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]
@@ -276,7 +281,8 @@ def serve(requests: socket.socket) -> list[str]:
         if not os.read(held, 1):  # the supervisor does not know of this process, because the server died too early
             os._exit(0)
         os.close(held)
-        setproctitle(" ".join(["sparring", *request["arguments"]]))
+        title = " ".join(["sparring", *request["arguments"]])
+        setproctitle(os.fsencode(title).decode(errors="replace"))  # a path need not be UTF-8
         return [str(one) for one in request["arguments"]]
 
 
@@ -322,6 +328,7 @@ def _ignore(_signal: int, _frame: object) -> None:
 def main(arguments: Sequence[str]) -> list[str]:
     """Runs the server; returns only in a child, with the arguments of its command."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when it ends
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     resume_with_parent()
     os.chdir("/")  # torch's libraries cannot be loaded in a working folder that was removed
     with _ending_at_hangup(int(arguments[0])):

@@ -46,12 +46,16 @@ async def follow_signals(react: Callable[[], None]) -> None:
             react()
 
 
+def endings() -> list[signal.Signals]:
+    """Returns the signals that end a process; a hangup that is ignored, as by nohup, stays ignored."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return [one for one in numbers if one != signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN]
+
+
 @contextlib.contextmanager
 def ending_signals(handler: Callable[[int, FrameType | None], object] | int) -> Iterator[None]:
-    """Handles the signals that end a process meanwhile; a hangup that is ignored, as by nohup, stays ignored."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    heard = [one for one in numbers if one != signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN]
-    former = [(one, signal.signal(one, handler)) for one in heard]
+    """Handles the signals that end a process meanwhile."""
+    former = [(one, signal.signal(one, handler)) for one in endings()]
     try:
         yield
     finally:

@@ -3,13 +3,13 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
 from structlog.typing import FilteringBoundLogger
 
+from sparring.pipeline.files import GONE, identity, is_gone
 from sparring.pipeline.messages.channels import RUN, STEPPING_STATE, Topic
 from sparring.pipeline.monitoring.summary import Status
 from sparring.pipeline.queues.interface import Subscription
@@ -164,12 +164,11 @@ class ActiveRun:
         """Abandons the run where its folder is no longer the one of the first call; another may be in its place."""
         folder = self.topology.run.directory
         if self._folder is None:
-            self._folder = _identity(folder)
-        if self.gone or _identity(folder) == self._folder:
+            self._folder = identity(folder)
+        if self.gone or not is_gone(folder, self._folder):
             return
         self.gone = True
-        got = f"got no folder {folder} any more: it was removed or replaced while the run wrote to it"
-        error = f"{got}; expected it to stay until the end; start the run again"
+        error = GONE.format(folder=folder)
         self.fail_late(error) if self.over.is_set() else self.fail(error)
         self.hurry()
 
@@ -296,14 +295,6 @@ class ActiveRun:
             return False
         states = [self.latest(name, STEPPING_STATE) for name in stepping]
         return not any(state is not None and number in state.stepped for state in states)
-
-
-def _identity(folder: Path) -> int:
-    """Returns the number of a folder on its disk; 0 where there is none."""
-    try:
-        return folder.stat().st_ino
-    except (FileNotFoundError, NotADirectoryError):
-        return 0
 
 
 def _explanation(part: Part, hosted: HostedService) -> str:

@@ -144,9 +144,11 @@ def play(
                 copy_folder(Path(path), Path(copies[name]))
                 load(Path(copies[name]))
             prepare(directory)
-        except (OSError, SparringError) as error:
+        except BaseException as error:  # an interrupt, too
             shutil.rmtree(directory)
-            raise SettingsError(f"got checkpoints of {trained}, which cannot be played: {error}") from error
+            if isinstance(error, (OSError, SparringError)):
+                raise SettingsError(f"got checkpoints of {trained}, which cannot be played: {error}") from error
+            raise
         return launch(topology, ports, notes, in_process=in_process), directory, seed
 
 

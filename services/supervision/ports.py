@@ -43,9 +43,10 @@ class Ports(ExitStack):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, wanted))
-            except OSError as error:
+            except (OSError, OverflowError) as error:  # further ports count up
+                why = error.strerror if isinstance(error, OSError) else "the last port is 65535"
                 raise SettingsError(
-                    f"got port {wanted} on {host}, which is not free ({error.strerror}); expected a free port; "
+                    f"got port {wanted} on {host}, which is not free ({why}); expected a free port; "
                     f"stop what uses it, or set pipeline.{key} to another port"
                 ) from error
             if sys.platform == "linux":

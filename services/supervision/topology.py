@@ -253,7 +253,7 @@ def load_run(directory: Path) -> tuple[Run, dict[str, str]]:
             keys=keys_folder(settings),
         )
         return run, plain["endpoints"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise SettingsError(
             f"got {path}, which cannot be read ({error}); expected the file that `sparring train` writes; "
             "name the folder of a run that was started"

@@ -9,9 +9,12 @@ def main() -> int:
         from sparring.services.process import interrupts
 
         interrupts.watch()
+        from sparring.services.main import end_leftovers
         from sparring.services.main import main as run_command
 
-        return run_command()
+        status = run_command()
+        end_leftovers(status)
+        return status
     except KeyboardInterrupt:
         return 130
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import json
 import os
 import re
 import signal
@@ -70,6 +71,32 @@ def test_errors_of_this_package_are_shown_without_class_and_without_control_char
     assert errors.described(KeyError("x")) == "KeyError: 'x'"
 
 
+@pytest.mark.parametrize("limit", ["nan", "0", "-1", "1e10"])
+@pytest.mark.parametrize("command", ["record", "try", "evaluate", "compliance"])
+def test_a_time_limit_that_cannot_be_waited_for_is_refused(
+    command: str, limit: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "c.yaml").write_text("behaviors: {Goal: }\nsimulators: [{name: goal}]\n")
+    words = {
+        "record": [str(tmp_path / "c.yaml"), "--manual"],
+        "try": ["goal"],
+        "evaluate": ["x"],
+        "compliance": ["--", "x"],
+    }
+    assert main([command, f"--timeout={limit}", *words[command]]) == errors.BAD_INPUT
+    assert f"got --timeout {float(limit):g}; expected more than 0, and at most 1e+09" in capsys.readouterr().err
+
+
+def test_letters_that_an_output_lacks_are_written_as_text(tmp_path: Path) -> None:
+    path = tmp_path / "caf\u00e9.yaml"
+    path.write_text("behaviors: {A: }\n")
+    command = [sys.executable, "-m", "sparring", "check", str(path)]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "caf\\xe9.yaml: valid" in done.stdout
+
+
 @pytest.mark.parametrize("bar", ["nan", "inf", "-inf"])
 def test_a_bar_that_nothing_can_miss_or_reach_is_refused(bar: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", "run", f"--at-least={bar}"]) == errors.BAD_INPUT
@@ -103,6 +130,53 @@ sys.exit(main(["service", "monitor", "--run", {str(tmp_path)!r}]))
     assert ended.returncode == errors.FAILED
     assert re.search(r"SystemExit: 0 .*licensed.py:4", ended.stderr), ended.stderr
     assert '"SystemExit: 0"' in (tmp_path / "logs" / "monitor.jsonl").read_text()
+
+
+def test_a_service_on_a_full_disk_has_its_status_though_its_message_has_no_room(tmp_path: Path) -> None:
+    settings = parse_settings("{behaviors: {A: {}}, pipeline: {export: false}}", "run.yaml").settings
+    build(settings, run_id="r", directory=tmp_path, seed=1).save()
+    program = f"""
+import sys
+from sparring.pipeline.errors import DiskFull
+from sparring.services.commands import service
+from sparring.services.main import main
+
+async def serve(*_, **__):
+    raise DiskFull("got no room")
+
+service._serve = serve
+sys.exit(main(["service", "monitor", "--run", {str(tmp_path)!r}]))
+"""
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run([sys.executable, "-c", program], stderr=full, timeout=60, check=False)
+    assert ended.returncode == errors.DISK_FULL
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot tell")
+@pytest.mark.parametrize(
+    ("left", "name"),
+    [
+        ("threading.Thread(target=threading.Event().wait, name='engine').start()", "engine"),
+        ("subprocess.Popen(['sleep', '987'])", "sleep|python"),  # before it has its own name
+    ],
+)
+def test_what_plug_ins_leave_in_the_process_of_a_run_ends_with_it(left: str, name: str) -> None:
+    program = f"""
+import subprocess, sys, threading
+from sparring import __main__ as command
+from sparring.services import main
+
+def run(*_):
+    {left}
+    return 5
+
+main.main = run
+sys.argv[1:] = ["train", "x.yaml"]
+sys.exit(command.main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 5
+    assert re.fullmatch(f"sparring: ended what plug-ins have left running: ({name})\n", done.stderr), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -155,9 +229,11 @@ def test_closed_standard_streams_change_no_status(closed: str, name: str, status
     assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == status
 
 
-@pytest.mark.parametrize("arguments", [["check", "valid.yaml"], ["try", "goal"]])
+@pytest.mark.parametrize("arguments", [["check", "valid.yaml"], ["try", "goal"], ["status", "."]])
 def test_output_that_nothing_reads_ends_a_command_without_a_traceback(tmp_path: Path, arguments: list[str]) -> None:
     (tmp_path / "valid.yaml").write_text("behaviors: {Ball: }\n")
+    ended = summary(run_id="r", status="completed", wall_s=1.0, error=None, behaviors={})
+    (tmp_path / "summary.json").write_text(json.dumps(ended))
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "sparring", *arguments]

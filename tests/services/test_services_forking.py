@@ -94,6 +94,31 @@ def test_process_has_its_own_variables_output_group_and_title_and_no_folder_of_t
     assert (tmp_path / "err").read_text() == "bad\n"
 
 
+def test_interrupt_while_a_server_imports_shows_nothing(
+    commands: None, tmp_path: Path, lifeline: tuple[int, int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its own imports are Python's, too, which would show a traceback."""
+    made = ForkServer(forking.MODULES)
+    try:
+        for _ in range(50):
+            os.kill(made._server.pid, signal.SIGINT)
+        assert start(made, "pass", tmp_path, lifeline).wait(LIMIT_S) == 0
+    finally:
+        made.close()
+    assert capfd.readouterr().err == ""
+
+
+def test_process_may_have_arguments_that_are_no_text(
+    server: ForkServer, tmp_path: Path, lifeline: tuple[int, int]
+) -> None:
+    """As the path of a folder with a name of former times."""
+    with (tmp_path / "out").open("wb") as out:
+        arguments = ["print(open('/proc/self/cmdline').read())", "caf\udce9"]
+        forked = server.fork(arguments, {}, [out.fileno(), out.fileno(), lifeline[0]])
+        assert forked.wait(LIMIT_S) == 0, (tmp_path / "out").read_text()
+    assert "caf\ufffd" in (tmp_path / "out").read_text()
+
+
 def test_process_leaves_a_working_folder_that_was_removed(
     commands: None, tmp_path: Path, lifeline: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

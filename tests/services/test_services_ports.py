@@ -35,6 +35,12 @@ def test_port_is_reserved_until_the_run_ends() -> None:
     bind(port)
 
 
+def test_port_beyond_the_last_is_refused() -> None:
+    """A second stepping process listens at the next port."""
+    with Ports() as ports, pytest.raises(SettingsError, match="the last port is 65535"):
+        ports.find(HOST, 65536)
+
+
 @linux_only
 @pytest.mark.asyncio
 async def test_owner_of_a_port_can_listen_on_it_repeatedly() -> None:

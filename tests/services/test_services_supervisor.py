@@ -21,8 +21,9 @@ import structlog.testing
 from sparring.pipeline import files
 from sparring.pipeline.coordination.settings import SelfPlaySettings
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.messages.channels import ADDED, LEARNER_STATE, RUN, SPECS, STEPPING_STATE
+from sparring.pipeline.messages.channels import ADDED, LEARNER_STATE, METRICS, RUN, SPECS, STEPPING_STATE
 from sparring.pipeline.messages.matches import RatedLearner
+from sparring.pipeline.messages.metrics import Metrics
 from sparring.pipeline.messages.state import BehaviorSpecs, LearnerState, RunState, StepCounts, SteppingState
 from sparring.pipeline.monitoring.summary import BehaviorSummary
 from sparring.pipeline.queues.interface import Publisher
@@ -385,25 +386,27 @@ async def test_summary_that_cannot_be_written_fails_the_run(tmp_path: Path, monk
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    ("share", "starts"),
+    ("share", "starts", "cause"),
     [
-        pytest.param(0.0, [0, 1, 2, 3], id="blocked"),
-        pytest.param(0.01, [0], id="starved"),
-        pytest.param(0.5, [0, 2], id="endless"),
+        pytest.param(0.0, [0, 1, 2, 3], "does not start, and uses no CPU time", id="blocked"),
+        pytest.param(0.01, [0], None, id="starved"),
+        pytest.param(0.5, [0, 2], "does not answer after 90 s of CPU time", id="endless"),
     ],
 )
 async def test_service_that_has_never_answered_is_killed_after_enough_cpu_time(
-    tmp_path: Path, share: float, starts: list[int]
+    tmp_path: Path, share: float, starts: list[int], cause: str | None
 ) -> None:
     """A machine that is too busy gives it little time, which is no fault of the service: it must come to its start."""
     topology = topology_of(tmp_path)
     host = FakeHost({"assembly": "killed"}, share)
     async with MemoryTransport(MemoryHub(), start="supervisor.1") as transport:
         supervisor = supervisor_of(topology, host, transport)
-        with anyio.move_on_after(START_S * 3.5):
+        with anyio.move_on_after(START_S * 3.5), structlog.testing.capture_logs() as lines:
             await supervisor.supervise()
     begun = host.starts["assembly"]
     assert [math.floor((one - begun[0]) / START_S) for one in begun] == starts
+    missed = [line for line in lines if line["event"] == "heartbeat_missed" and line["part"] == "assembly"]
+    assert {line["cause"] for line in missed} == ({cause} if cause else set())
 
 
 NOTICED_S = 10.0
@@ -458,6 +461,32 @@ async def test_silence_counts_only_while_a_service_is_given_a_core(tmp_path: Pat
             tasks.cancel_scope.cancel()
 
 
+@pytest.mark.anyio
+async def test_new_incarnation_is_not_judged_by_the_last_report_of_a_dead_one(tmp_path: Path) -> None:
+    """The first learner answers and makes no progress; the second has not published anything yet."""
+    name, host, hub, stall_s = "learning-Goal", FakeHost({"learning-Goal": "killed"}), MemoryHub(), 12.0
+    settings = parse_settings(settings_text(), "test").settings
+    settings = settings.model_copy(
+        update={"pipeline": settings.pipeline.model_copy(update={"stall_timeout_s": stall_s})}
+    )
+    topology = build(settings, run_id="test", directory=tmp_path, seed=1)
+    learner = MemoryTransport(hub, start=f"{name}.1")
+    async with learner, MemoryTransport(hub, start="supervisor.1") as transport:
+        supervisor = supervisor_of(topology, host, transport)
+        own = supervisor.active.incarnation(name, 1)
+        (await learner.publisher(name)).publish(METRICS, Metrics(service=name, start=own, sequence=1, time_s=0.0))
+        with structlog.testing.capture_logs() as lines:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(supervisor.supervise)
+                await anyio.sleep(1)
+                await host.latest[name].wait()
+                learner.abandon()
+                await anyio.sleep(4 * stall_s)
+                tasks.cancel_scope.cancel()
+    assert len(host.starts[name]) == 2
+    assert [line["root"] for line in lines if line["event"] == "stalled"] == [name]
+
+
 class HopelessHost(FakeHost):
     """Starts an assembly that a restart would not mend, and a stepping that takes its time at the end."""
 
@@ -504,12 +533,14 @@ def state_of(checkpoint: str) -> LearnerState:
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("newest", ["checkpoint-000000000900", "recovery-000000000950-0004"])
 async def test_every_checkpoint_is_exported_and_the_last_before_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, newest: str
 ) -> None:
+    """The last may be a recovery checkpoint, where the learner died before its final one."""
     monkeypatch.setattr(supervisors, "Exports", FakeExports)
     monkeypatch.setattr(FakeExports, "calls", calls := [], raising=False)
-    topology, last = topology_of(tmp_path), "Goal/checkpoint-000000000900"
+    topology, last = topology_of(tmp_path), f"Goal/{newest}"
     host, hub = FakeHost({}), MemoryHub()
     async with (
         MemoryTransport(hub, start="coordination.1") as own,
@@ -528,7 +559,8 @@ async def test_every_checkpoint_is_exported_and_the_last_before_the_end(
             run.publish(RUN, FINISHED)
             await anyio.lowlevel.checkpoint()
             await host.latest["learning-Goal"].wait()  # it saves a checkpoint when it is stopped
-            (tmp_path / last).mkdir(parents=True)
+            (tmp_path / "Goal" / "checkpoint-000000000800").mkdir(parents=True)
+            (tmp_path / last).mkdir()
     assert calls == ["", "Goal/first", "Goal/second", last, EXPORT_S]
 
 
@@ -669,6 +701,28 @@ async def test_behavior_that_only_a_simulator_names_gets_a_learner(tmp_path: Pat
     assert {"segments:Late", "topic:policy-Late", "topic:learning-Late"} <= grown.endpoints.keys()
     assert topology.endpoints.items() <= grown.endpoints.items()
     assert len({*grown.endpoints.values()}) == len(grown.endpoints)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("comes", [False, True])
+async def test_behaviors_that_no_simulator_names_are_warned_of_once(tmp_path: Path, comes: bool) -> None:
+    """The run would wait for them for ever, as where the configuration has another name."""
+    topology = topology_of(tmp_path, "default_settings: {}\n")
+
+    def grow(before: Topology, names: Sequence[str], ports: Ports) -> Topology:
+        return before.with_behaviors(names, ports)
+
+    with structlog.testing.capture_logs() as lines:
+        async with supervised(topology, FakeHost({}), grow) as (_, _, topic):
+            await anyio.sleep(100)
+            topic.publish(SPECS, BehaviorSpecs(behaviors={"goal": SPEC}))
+            await anyio.sleep(20)
+            assert not [line for line in lines if line["event"] == "behaviors_missing"]
+            if comes:
+                topic.publish(SPECS, BehaviorSpecs(behaviors={"goal": SPEC, "Goal": SPEC}))
+            await anyio.sleep(100)
+    found = [(one["behaviors"], one["named"], one["notice"]) for one in lines if one["event"] == "behaviors_missing"]
+    assert found == ([] if comes else [(["Goal"], ["goal"], True)])
 
 
 @pytest.mark.anyio

@@ -15,15 +15,26 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import yaml
 
 from sparring.pipeline.games.balance import Balance
-from sparring.pipeline.messages.codec import to_bytes
-from sparring.pipeline.messages.simulator import VERSION, Hello
+from sparring.pipeline.messages.codec import FrameReader, to_bytes
+from sparring.pipeline.messages.simulator import (
+    VERSION,
+    BehaviorReport,
+    Decisions,
+    Fault,
+    Hello,
+    Reset,
+    Step,
+    Welcome,
+)
 from sparring.services.process.hosting import SPARRING
 from tests.services.services_helpers import HANG_S, Training, balanced, config, json_lines
 
@@ -62,7 +73,56 @@ def test_refused_second_start_killed_simulator_and_hangup_lose_no_steps(tmp_path
     assert result["checkpoint"] is not None
     assert (balanced(result["step_counts"]), result["step_counts"]["lost"]) == (True, 0)
     assert any("--resume" in line for line in training.lines)
-    assert again(training, file, "--resume", "--max-steps", "1", closed=True).returncode == 0
+    more = training.summary["behaviors"]["Balance"]["steps"] + 2048
+    assert again(training, file, "--resume", "--max-steps", str(more), closed=True).returncode == 0
+    assert training.summary["status"] == "completed"
+    assert training.summary["behaviors"]["Balance"]["steps"] >= more
+
+
+def test_interrupt_during_an_update_without_end_keeps_what_it_has_learned_and_exports_it(tmp_path: Path) -> None:
+    """The learner looks at the stop between two minibatches."""
+    file = config(tmp_path, **ENDLESS | {"num_epoch": 10**6})
+    plain = yaml.safe_load(file.read_text())
+    plain["behaviors"]["Balance"]["trainer_type"] = "poca"
+    file.write_text(yaml.safe_dump(plain))
+    training = Training(tmp_path, str(file), export=True)
+    shown, deadline = training.directory / "status.json", time.monotonic() + HANG_S
+    while not shown.exists() or "minibatches/Balance" not in shown.read_text():
+        assert time.monotonic() < deadline
+        assert training.process.poll() is None, "\n".join(training.lines)
+        time.sleep(0.05)
+    training.process.send_signal(signal.SIGINT)
+    assert training.end() == 0, "\n".join(training.lines)
+    result = training.summary["behaviors"]["Balance"]
+    assert (result["updates"], result["steps"]) == (1, result["step_counts"]["trained"])
+    assert Path(result["checkpoint"]).is_dir()
+    assert training.directory.stat().st_mode & 0o777 == 0o700  # docs/security.md
+    assert (training.directory / "Balance.onnx").is_file()
+
+
+@pytest.mark.parametrize("library", ["numpy", "pydantic_core", "zmq"])
+def test_interrupt_while_libraries_are_imported_ends_the_command_in_order(tmp_path: Path, library: str) -> None:
+    """Some libraries swallow an interrupt, or raise another error for it."""
+    file = config(tmp_path, **ENDLESS)
+    command = [sys.executable, "-m", "sparring", "train", str(file), "--results-dir", str(tmp_path), "--run-id", "run"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    maps, deadline = Path(f"/proc/{process.pid}/maps"), time.monotonic() + HANG_S
+    while f"/{library}/" not in maps.read_text():
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=HANG_S)
+    assert process.returncode in (0, 128 + signal.SIGINT), output
+    assert "Traceback" not in output
+
+
+def messages(connection: socket.socket) -> Iterator[object]:
+    """Yields what stepping sends."""
+    reader = FrameReader()
+    while True:
+        while (message := reader.next()) is None:
+            reader.feed(connection.recv(65536))
+        yield message
 
 
 def rows(terminal: int) -> list[str]:
@@ -145,9 +205,13 @@ def test_unix_address_takes_no_file_and_no_socket_of_others(tmp_path: Path) -> N
             client.connect(str(path))
 
 
-def test_simulators_that_reset_their_connection_after_hello_disturb_no_other(tmp_path: Path) -> None:
-    """The connection may be gone before stepping has written its first byte."""
-    training = Training(tmp_path, str(config(tmp_path, **ENDLESS)))
+def test_hasty_simulators_and_one_of_huge_numbers_disturb_no_other(tmp_path: Path) -> None:
+    """A connection may be gone before stepping has written its first byte; 3.4e38 would end any mean and variance."""
+    file = config(tmp_path, **ENDLESS)
+    plain = yaml.safe_load(file.read_text())
+    plain["behaviors"]["Balance"]["network_settings"]["normalize"] = True
+    file.write_text(yaml.safe_dump(plain))
+    training = Training(tmp_path, str(file))
     training.updates(1)
     (line,) = (line for line in training.lines if "run_started" in line)
     host, port = re.search(r"tcp://([\d.]+):(\d+)", line).groups()  # type: ignore[union-attr]
@@ -156,6 +220,17 @@ def test_simulators_that_reset_their_connection_after_hello_disturb_no_other(tmp
         with socket.create_connection((host, int(port))) as hasty:
             hasty.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             hasty.sendall(data)
+    with socket.create_connection((host, int(port)), timeout=HANG_S) as huge:
+        huge.sendall(data)
+        received = messages(huge)
+        assert [type(next(received)) for _ in range(2)] == [Welcome, Reset]
+        seen, agents = np.full((2, 8), 3.4e38, np.float32), np.array([1, 2])
+        decisions = Decisions(agents=agents, observations=(seen,), rewards=np.zeros(2, np.float32))
+        report = BehaviorReport(behavior="Balance?team=0", decisions=decisions)
+        huge.sendall(to_bytes(Step(sequence=0, reports=(report,))))
+        fault = next(received)
+    assert isinstance(fault, Fault)
+    assert fault.code == "not_finite"
     training.updates(2)
     training.process.send_signal(signal.SIGINT)
     assert training.end() == 0, "\n".join(training.lines)
@@ -194,6 +269,8 @@ def test_pipes_and_loops_in_the_place_of_files_are_told_at_once(tmp_path: Path) 
     assert training.end() == 0, "\n".join(training.lines)
     folder = training.directory
     (checkpoint,) = folder.glob("Balance/checkpoint-*")
+    for other in folder.glob("Balance/recovery-*"):  # on a slow machine
+        shutil.rmtree(other)
     resumed = ["train", str(file), "--results-dir", str(folder.parent), "--run-id", folder.name, "--resume"]
     resumed += ["--max-steps", "4096", "--no-export"]
     cases = [

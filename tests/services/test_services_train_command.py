@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
+import shutil
+import socket
+import threading
 from pathlib import Path
 
 import anyio
 import pytest
 import structlog
 
+from sparring.pipeline import errors
+from sparring.pipeline.coordination.opponents import OPPONENTS_FILE
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.settings import Settings, read
+from sparring.pipeline.settings import Settings, parse_settings, read
 from sparring.services.commands import train
+from sparring.services.commands.players import write_opponents
 from sparring.services.main import main
 from sparring.services.supervision.launch import checkpoints
 from sparring.services.supervision.topology import origin_of
@@ -124,6 +131,27 @@ def test_changed_network_is_refused_by_its_key_before_anything_is_changed(
     assert content(tmp_path) == before
 
 
+@pytest.mark.parametrize("others", ["", "default_settings: {}\n"])
+def test_run_of_another_configuration_is_not_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], others: str
+) -> None:
+    command = left_by(tmp_path, "stopped", 500)
+    (tmp_path / "ball.yaml").write_text(f"{others}behaviors: {{Scout: {{}}}}")
+    before = content(tmp_path)
+    assert main(command) == 2
+    run = tmp_path / "results" / "a"
+    expected = f"got --resume of {run}, whose run has Ball, with {tmp_path / 'ball.yaml'}, which has Scout; expected "
+    assert expected in capsys.readouterr().err
+    assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize("text", ["behaviors: {Scout: {}, Ball: {}}", "default_settings: {}"])
+def test_run_is_resumed_with_behaviors_more_or_less(tmp_path: Path, text: str) -> None:
+    left_by(tmp_path, "stopped", 500)
+    settings = parse_settings(text, "run.yaml").settings
+    train._refuse_other_behaviors(tmp_path / "ball.yaml", tmp_path / "results" / "a", settings)
+
+
 def test_several_players_need_a_build_as_in_ml_agents(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"command line: --num-envs: got num_envs 4 without env_path; .*--env PATH"):
         overridden(tmp_path, "--num-envs", "4")
@@ -200,6 +228,46 @@ def test_folder_of_a_run_without_a_place_for_logs_is_refused_in_a_line(
     shown = capsys.readouterr()
     assert str(folder / "logs") in shown.err
     assert "Traceback" not in shown.out + shown.err
+
+
+def test_a_run_that_cannot_begin_leaves_the_one_that_it_was_to_replace_or_continue(tmp_path: Path) -> None:
+    file, former = tmp_path / "config.yaml", tmp_path / "run"
+    (former / "Goal" / "checkpoint-000000000900").mkdir(parents=True)
+    (former / "notes.txt").write_text("mine")
+    words = ["train", str(file), "--results-dir", str(tmp_path), "--no-export", "--run-id"]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        file.write_text(f"behaviors: {{Goal: }}\npipeline: {{address: 'tcp://127.0.0.1:{port}'}}\n")
+        assert main([*words, "run", "--force"]) == errors.BAD_INPUT
+        found = sorted(path.relative_to(former).as_posix() for path in former.rglob("*"))
+        assert found == ["Goal", "Goal/checkpoint-000000000900", "lock", "notes.txt"]
+        shutil.rmtree(former / "Goal")
+        assert main([*words, "run", "--resume"]) == errors.BAD_INPUT
+        assert (former / "notes.txt").read_text() == "mine"
+        assert main([*words, "new"]) == main([*words, "new", "--force"]) == errors.BAD_INPUT
+        assert not (tmp_path / "new").exists()
+
+
+def test_configuration_from_a_pipe_is_not_copied(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(shutil.SpecialFileError):
+        shutil.copyfile(pipe, tmp_path / "copy")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        text = f"behaviors: {{Goal: }}\npipeline: {{address: 'tcp://127.0.0.1:{port}'}}\n"
+        writing = threading.Thread(target=pipe.write_text, args=(text,))
+        writing.start()
+        words = ["train", str(pipe), "--results-dir", str(tmp_path), "--no-export", "--run-id", "run"]
+        assert main(words) == errors.BAD_INPUT, "it comes as far as the port"
+        writing.join()
+
+
+def test_damaged_numbers_of_opponents_are_refused_with_their_file(tmp_path: Path) -> None:
+    settings = parse_settings("behaviors: {Goal: {self_play: {}}}\n", "run.yaml").settings
+    (tmp_path / OPPONENTS_FILE).write_text("{")
+    with pytest.raises(SettingsError, match=f"got .*{OPPONENTS_FILE}, which is damaged"):
+        write_opponents(tmp_path, settings, settings.behaviors)
 
 
 @pytest.mark.parametrize("text", ["[1]", "{", "{}", "3"])
