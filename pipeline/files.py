@@ -7,7 +7,8 @@ import secrets
 import shutil
 import stat
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -36,6 +37,33 @@ def regular(path: Path) -> Path:
     if path.is_symlink() and not path.resolve().parent.exists():
         raise OSError(errno.ENXIO, "A link into a folder that does not exist", str(path))
     return path
+
+
+DAMAGE: Final = OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError
+"""What a reader raises where a file is not readable, or holds something else than what the reader expects."""
+
+
+@contextmanager
+def reading(path: Path, expected: str, remedy: str) -> Iterator[None]:
+    """Reports as one error that a file cannot be read, or holds something else than what its reader expects.
+
+    Args:
+        path: of the file.
+        expected: its content, in words.
+        remedy: what the user can do.
+
+    Raises:
+        SettingsError: it is so.
+    """
+    try:
+        yield
+    except DAMAGE as error:
+        reason = str(error)
+        if isinstance(error, OSError):
+            reason = error.strerror or reason
+        elif isinstance(error, KeyError):
+            reason = f"there is no {reason}"
+        raise SettingsError(f"got {path}, which cannot be used ({reason}); expected {expected}; {remedy}") from error
 
 
 def working_folder() -> Path:

@@ -167,3 +167,27 @@ def test_folder_in_the_place_of_a_file_is_named_and_not_the_file_that_was_to_rep
     with pytest.raises(IsADirectoryError) as raised:
         files.write_atomically(path, b"x")
     assert str(errors.first_failure(raised.value)) == f"got a folder at {path}; expected a file; move it away"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (IsADirectoryError(errno.EISDIR, "Is a directory", "x"), "Is a directory"),
+        (KeyError("steps"), "there is no 'steps'"),
+        (IndexError("list index out of range"), "list index out of range"),
+        (ValueError("Expecting value"), "Expecting value"),
+        (AttributeError("no attribute"), "no attribute"),
+        (ZeroDivisionError("division by zero"), "division by zero"),
+        (RecursionError("too deep"), "too deep"),
+    ],
+)
+def test_whatever_a_reader_meets_in_a_file_is_one_error_that_names_the_file(error: Exception, reason: str) -> None:
+    with pytest.raises(SettingsError) as raised, files.reading(Path("a.json"), "a list", "restore it"):
+        raise error
+    assert str(raised.value) == f"got a.json, which cannot be used ({reason}); expected a list; restore it"
+    assert raised.value.__cause__ is error
+
+
+def test_error_with_an_explanation_of_its_own_keeps_it() -> None:
+    with pytest.raises(SettingsError, match=r"^own$"), files.reading(Path("a.json"), "a list", "restore it"):
+        raise SettingsError("own")

@@ -15,7 +15,7 @@ import numpy as np
 from sparring.pipeline import plugins
 from sparring.pipeline.coordination.settings import Candidate, OpponentSampling, SelfPlaySettings
 from sparring.pipeline.errors import ServiceError
-from sparring.pipeline.files import regular
+from sparring.pipeline.files import reading, regular
 from sparring.pipeline.messages.matches import NO_TEAM, Matchup, MatchupAssignment, Results, one_by_one
 from sparring.pipeline.specs import BehaviorId
 
@@ -41,19 +41,15 @@ def opponents_of(directory: Path) -> dict[str, list[ExternalOpponent]]:
     """Returns the external opponents in the folder of a run, by behavior name, in the order of their numbers.
 
     Raises:
-        ServiceError: their file is damaged.
+        SettingsError: their file is damaged.
     """
     path = directory / OPPONENTS_FILE
-    try:
+    with reading(path, "the opponents of the run", "restore it, or begin a new run"):
         known = json.loads(regular(path).read_text()) if path.exists() else {}
         return {
             name: [ExternalOpponent(label, one["weight"], one["script"]) for label, one in own.items()]
             for name, own in known.items()
         }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ServiceError(
-            f"got {path}, which is damaged ({error}); expected the opponents of the run; restore it, or begin a new run"
-        ) from error
 
 
 class Record(NamedTuple):

@@ -24,7 +24,7 @@ from typing import IO, Any, Final, Unpack
 from typing_extensions import TypedDict
 
 from sparring.pipeline.errors import BAD_INPUT, ServiceError, SettingsError, SparringError, how_ended
-from sparring.pipeline.files import Json, regular, working_folder
+from sparring.pipeline.files import DAMAGE, Json, regular, working_folder
 from sparring.pipeline.monitoring.events import Event, EventFiles, EventKind, Identity, identity_of, present
 from sparring.pipeline.queues.endpoints import private_folder
 from sparring.services.api.arguments import checked
@@ -178,7 +178,7 @@ class Run:
         """Returns the present numbers, the content of `status.json`; nothing before the first ones."""
         try:
             return dict(json.loads(regular(self.folder / "status.json").read_bytes()))
-        except (OSError, ValueError):
+        except DAMAGE:
             return {}
 
     def console(self) -> str:
@@ -224,7 +224,8 @@ class Run:
             if status and identity_of(path.stat()) in self._former:
                 raise FileNotFoundError(path)  # it is of an earlier session
             summary = json.loads(regular(path).read_bytes())
-        except (OSError, ValueError):  # it has not begun
+            return RunResult(self.folder, summary["status"], summary.get("error") or "", summary["behaviors"])
+        except DAMAGE:  # it has not begun
             if self._is_stopping and status in _TERMINATED:
                 return RunResult(self.folder, "stopped", "", {})
             lines = [line for line in self.console().splitlines() if line]
@@ -232,7 +233,6 @@ class Run:
             if status < 0 or not error:  # what it has printed does not say that something has killed it
                 error = f"{how_ended(status)}\n{error}".rstrip()
             return RunResult(self.folder, "refused" if status == BAD_INPUT else "failed", without_file(error), {})
-        return RunResult(self.folder, summary["status"], summary.get("error") or "", summary["behaviors"])
 
 
 _RUNNING: Final[weakref.WeakSet[Run]] = weakref.WeakSet()

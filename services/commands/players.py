@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sparring.pipeline.coordination.ghosts import PLAYERS_FOLDER, Snapshots
-from sparring.pipeline.coordination.opponents import OPPONENTS_FILE
+from sparring.pipeline.coordination.opponents import OPPONENTS_FILE, opponents_of
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.files import Json, copy_folder, regular, write_atomically
 from sparring.pipeline.learning.checkpoints import Checkpoint, CheckpointFolder, initial_folder
@@ -57,13 +57,8 @@ def write_opponents(directory: Path, settings: Settings, names: Collection[str])
         SettingsError: a checkpoint is damaged, does not exist, or is of another behavior.
     """
     folder, path = Snapshots(directory / PLAYERS_FOLDER), directory / OPPONENTS_FILE
-    try:
-        known: dict[str, dict[str, Json]] = json.loads(regular(path).read_text()) if path.exists() else {}
-    except ValueError as error:
-        raise SettingsError(
-            f"got {path}, which is damaged ({error}); expected the numbers of the opponents of the former session; "
-            "restore it, or begin a new run"
-        ) from error
+    opponents_of(directory)  # refuses what is damaged
+    known: dict[str, dict[str, Json]] = json.loads(path.read_text()) if path.exists() else {}
     for name, behavior in settings.behaviors.items():
         if behavior.self_play is None or name not in names:
             continue

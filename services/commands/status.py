@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.files import Json, regular
+from sparring.pipeline.files import Json, reading, regular
 from sparring.pipeline.monitoring.console import rate, short
 from sparring.pipeline.monitoring.logs import printable
 from sparring.pipeline.monitoring.progress import readable
@@ -25,6 +25,7 @@ OLD_S: Final = 10.0
 """A live run writes its status every second; a file older than this means that the run or its monitor has died."""
 
 _EVERY_S: Final = 1.0
+_READABLE: Final = "what this version of sparring writes", "show it with the version that wrote it, or move it away"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -44,14 +45,12 @@ def run(args: Namespace) -> int:
     if args.json:
         print_json(read(folder))
     elif not args.watch:
-        with _known_shape(folder):
-            console.print(show(read(folder), time.time()))
+        console.print(_shown(folder, read(folder)))
     else:
         with contextlib.suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
             while True:
                 report = read(folder)
-                with _known_shape(folder):
-                    live.update(show(report, time.time()), refresh=True)
+                live.update(_shown(folder, report), refresh=True)
                 if report["summary"] is not None:
                     break
                 time.sleep(_EVERY_S)
@@ -84,47 +83,28 @@ def read(folder: Path) -> dict[str, Json]:
         )
     if status and summary and not status["ended"] and status_ns > summary_ns:
         summary = None
-    with _known_shape(folder / "summary.json"):
+    with reading(folder / "summary.json", *_READABLE):
         for name, one in summary["behaviors"].items() if summary else ():
             written = Path(one.get("checkpoint") or "")
             if not written.exists() and (here := folder.absolute() / name / written.name).exists():
                 one["checkpoint"] = str(here)  # the folder of the run was renamed
     path = folder / "coordination.json"
-    with _known_shape(path):
+    with reading(path, *_READABLE):
         rules = ((_load(path)[0] or {}).get("self_play") or {}).get("rules")
         if rules and rules.get("sides"):
             _opponents(rules)
     return {"status": status, "summary": summary, "self_play": rules}
 
 
-@contextlib.contextmanager
-def _known_shape(path: Path) -> Iterator[None]:
-    """Reports as one error that a file, or one of a folder, holds something else than this version writes."""
-    try:
-        yield
-    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-        reason = f"there is no {error}" if isinstance(error, KeyError) else str(error)
-        raise SettingsError(
-            f"got {path}, whose content has another shape ({reason}); expected what this version of sparring writes; "
-            "show it with the version that wrote it, or remove it"
-        ) from error
-
-
 def _load(path: Path) -> tuple[Json, int]:
     """Returns the content of a file and the time of its last change in ns; None and 0 where it does not exist."""
-    try:
-        content, changed_ns = json.loads(regular(path).read_text(encoding="utf-8")), path.stat().st_mtime_ns
-    except FileNotFoundError:
-        return None, 0
-    except OSError as error:
-        raise SettingsError(f"got {path}, which cannot be read ({error.strerror}); expected a file") from error
-    except RecursionError as error:
-        raise SettingsError(f"got {path}, which is damaged ({error}); expected a file of a run") from error
-    except ValueError as error:
-        raise SettingsError(f"got {path}, which is damaged ({error}); expected JSON; move it away") from error
-    if not isinstance(content, dict):
-        raise SettingsError(f"got {path}, which holds no JSON object; expected one; move it away")
-    return content, changed_ns
+    with reading(path, *_READABLE):
+        return ({**json.loads(regular(path).read_bytes())}, path.stat().st_mtime_ns) if path.exists() else (None, 0)
+
+
+def _shown(folder: Path, report: Mapping[str, Json]) -> RenderableType:
+    with reading(folder, *_READABLE):
+        return show(report, time.time())
 
 
 # ---------------------------------------------------------------- tables

@@ -14,6 +14,7 @@ from sparring.pipeline.coordination.ghosts import MATCHES_FILE
 from sparring.pipeline.errors import FAILED, SettingsError
 from sparring.pipeline.evaluation.statistics import TournamentTable, counted, heat_map, standings
 from sparring.pipeline.files import write_atomically
+from sparring.pipeline.monitoring.files import read_lines
 from sparring.pipeline.monitoring.summary import STATUSES
 from sparring.pipeline.settings.conflicts import of_one_team
 from sparring.pipeline.specs import read_spec
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     how = {"in_process": args.in_process, "insecure": args.insecure}
     status, directory, seed = play(runs[0], settings, playing, "tournament", prepare=made, seed=args.seed, **how)
     matches = directory / MATCHES_FILE
-    lines = counted([json.loads(line) for line in matches.read_text().splitlines()] if matches.exists() else [])
+    lines = counted([*read_lines(matches)] if matches.exists() else [])
     found = standings(playing.players, lines)
     count = len(playing.players)
     wanted = (count * (count - 1) // 2 + args.mirror * count) * args.matches

@@ -18,7 +18,7 @@ from typing import Final
 
 from sparring.pipeline.bridges.explain import described_with_place
 from sparring.pipeline.errors import FAILED, NOTICE, UNUSABLE, ServiceError, SparringError
-from sparring.pipeline.files import regular
+from sparring.pipeline.files import DAMAGE, regular
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.events import Event
 from sparring.pipeline.monitoring.writers import RunInfo, load, settings_of
@@ -99,9 +99,9 @@ def _ending(directory: Path) -> Event | None:
     """Returns the last event, once the run has ended."""
     try:
         summary = json.loads(regular(directory / "summary.json").read_bytes())
-    except (OSError, ValueError):
+        return Event("end", {"status": summary["status"], "error": summary.get("error") or ""})
+    except DAMAGE:
         return None
-    return Event("end", {"status": summary["status"], "error": summary.get("error") or ""})
 
 
 def _say(text: str) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 
 import anyio
 
-from sparring.pipeline.files import regular, write_atomically
+from sparring.pipeline.files import DAMAGE, regular, write_atomically
 from sparring.pipeline.learning.checkpoints import CheckpointFolder, age
 from sparring.pipeline.messages.channels import ASSEMBLY_STATE, LEARNER_STATE, RUN, STEPPING_STATE
 from sparring.pipeline.monitoring.summary import BehaviorSummary, from_status, summary
@@ -162,7 +162,7 @@ def _monitored(active: ActiveRun) -> dict[str, BehaviorSummary]:
         return from_status(json.loads(regular(active.topology.run.directory / "status.json").read_text()))
     except FileNotFoundError:  # a run that failed before anything was counted
         active.log.info("summary_missing")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except DAMAGE as error:
         active.log.warning("status_unreadable", error=repr(error))
     return {}
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.files import regular, write_atomically
+from sparring.pipeline.files import DAMAGE, reading, regular, write_atomically
 from sparring.pipeline.messages.channels import steps_queue
 from sparring.pipeline.monitoring.logs import file_name
 from sparring.pipeline.security import token
@@ -242,7 +242,7 @@ def load_run(directory: Path) -> tuple[Run, dict[str, str]]:
         SettingsError: the folder holds no run, or its file cannot be read.
     """
     path = directory / RUN_FILE
-    try:
+    with reading(path, "the file that `sparring train` writes", "name the folder of a run that was started"):
         plain = json.loads(regular(path).read_text())
         settings = Settings.model_validate_json(json.dumps(plain["settings"]))
         run = Run(
@@ -253,18 +253,13 @@ def load_run(directory: Path) -> tuple[Run, dict[str, str]]:
             keys=keys_folder(settings),
         )
         return run, plain["endpoints"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise SettingsError(
-            f"got {path}, which cannot be read ({error}); expected the file that `sparring train` writes; "
-            "name the folder of a run that was started"
-        ) from error
 
 
 def origin_of(directory: Path) -> str:
     """Returns the random text that identifies the run in a folder over all its sessions and machines; "" for none."""
     try:
         return str(json.loads(regular(directory / RUN_FILE).read_text())["origin"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except DAMAGE:
         return ""
 
 

@@ -22,7 +22,7 @@ import anyio.to_thread
 from structlog.typing import FilteringBoundLogger
 
 from sparring.pipeline.errors import NOTICE
-from sparring.pipeline.files import regular, write_atomically
+from sparring.pipeline.files import DAMAGE, regular, write_atomically
 from sparring.pipeline.messages.channels import METRICS, STEPPING_STATE
 from sparring.pipeline.messages.metrics import Metrics
 from sparring.pipeline.monitoring import logs
@@ -272,7 +272,7 @@ def _notice_of(line: str) -> tuple[str, str]:
         facts = [f"{name}={value}" for name, value in found.items() if name not in logs.PLACED | {"start"}]
         own = level in ("info", "warning", "error") and found["event"] != _WRITE_FAILED  # `_check_writes` says that
         return (level, "  ".join([found["event"], *facts])) if own else ("", "")
-    except (ValueError, TypeError, KeyError):  # a damaged line
+    except DAMAGE:
         return "", ""
 
 

@@ -15,7 +15,7 @@ import anyio
 import yaml
 
 from sparring.pipeline.errors import SettingsError, install_command
-from sparring.pipeline.files import Json, regular, write_atomically
+from sparring.pipeline.files import Json, reading, regular, write_atomically
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.settings import read
 from sparring.services.api.measuring import tournament
@@ -126,13 +126,9 @@ def _begin(sweep: Sweep, folder: Path, *, resume: bool, force: bool) -> None:
         write_atomically(folder / _BASE_FILE, yaml.safe_dump(sweep.base.written, sort_keys=False).encode())
         write_atomically(folder / _SWEEP_FILE, json.dumps(content, indent=2).encode())
         return
-    try:
+    with reading(folder / _SWEEP_FILE, "the file of a sweep to --resume", "name its folder with --run-id"):
         former = json.loads(regular(folder / _SWEEP_FILE).read_bytes())
         former_sweep, former_base = dict(former["sweep"]), former["base"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SettingsError(
-            f"got --resume of {folder}, which holds no sweep ({error}); name one with --run-id"
-        ) from None
     own = json.loads(json.dumps(content))
     different = [key for key in own["sweep"] if key not in _MAY_CHANGE and own["sweep"][key] != former_sweep.get(key)]
     if own["base"] != former_base:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sparring.pipeline.files import Json, regular, write_atomically
+from sparring.pipeline.files import Json, reading, regular, write_atomically
 from sparring.services.sweeps.space import Dimension, PopulationSettings, Values
 
 _MOST_TRIES = 100
@@ -196,14 +196,15 @@ class PopulationFile:
 
     def __init__(self, path: Path, population: Population) -> None:
         self._path, self._population = path, population
-        self._lines: list[str] = regular(path).read_text().splitlines() if path.exists() else []
-        for line in self._lines:
-            content = json.loads(line)
-            if content.pop("type") == "interval":
-                population.on_interval(Interval(**content))
-            else:
-                copies = [Copy(**one) for one in content.pop("copies")]
-                population.on_decision(Decision(**content, copies=copies))
+        with reading(path, "the decisions of a sweep", "restore it, or begin another sweep"):
+            self._lines: list[str] = regular(path).read_text().splitlines() if path.exists() else []
+            for line in self._lines:
+                content = json.loads(line)
+                if content.pop("type") == "interval":
+                    population.on_interval(Interval(**content))
+                else:
+                    copies = [Copy(**one) for one in content.pop("copies")]
+                    population.on_decision(Decision(**content, copies=copies))
         for one in population.present:
             if one.error:  # it trains again, as its cause may be mended
                 del population.intervals[one.generation, one.member]

@@ -166,12 +166,12 @@ def test_coordination_of_another_shape_is_one_clear_message(
     write_status(fake_run, folder)
     (folder / "coordination.json").write_text(json.dumps(content))
     (line,) = refusal(str(folder), capsys=capsys).splitlines()
-    assert line.startswith(f"sparring: got {folder / 'coordination.json'}, whose content has another shape (")
+    assert line.startswith(f"sparring: got {folder / 'coordination.json'}, which cannot be used (")
 
 
 def test_status_of_another_shape_is_one_clear_message(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "status.json").write_text('{"time_s": 1, "ended": false}')
-    assert "has another shape (there is no 'run_id')" in refusal(str(folder), capsys=capsys)
+    assert "which cannot be used (there is no 'run_id')" in refusal(str(folder), capsys=capsys)
 
 
 def test_names_in_a_status_cannot_command_a_terminal(fake_run: FakeRun, folder: Path) -> None:

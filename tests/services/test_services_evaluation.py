@@ -271,7 +271,7 @@ def test_folder_without_a_run_is_refused(tmp_path: Path, error_of: Any) -> None:
     assert str(tmp_path / "run.json") in message
     assert "name the folder of a run" in message
     (tmp_path / "run.json").write_text("{}")
-    assert "cannot be read" in error_of("evaluate", tmp_path)
+    assert "cannot be used" in error_of("evaluate", tmp_path)
     (tmp_path / "mine").mkdir()
     message = error_of("evaluate", "nowhere", "--results-dir", tmp_path)
     assert f"got run 'nowhere'; expected a folder, or one of the runs in {tmp_path}: mine" in message

@@ -266,7 +266,7 @@ def test_configuration_from_a_pipe_is_not_copied(tmp_path: Path) -> None:
 def test_damaged_numbers_of_opponents_are_refused_with_their_file(tmp_path: Path) -> None:
     settings = parse_settings("behaviors: {Goal: {self_play: {}}}\n", "run.yaml").settings
     (tmp_path / OPPONENTS_FILE).write_text("{")
-    with pytest.raises(SettingsError, match=f"got .*{OPPONENTS_FILE}, which is damaged"):
+    with pytest.raises(SettingsError, match=f"got .*{OPPONENTS_FILE}, which cannot be used"):
         write_opponents(tmp_path, settings, settings.behaviors)
 
 

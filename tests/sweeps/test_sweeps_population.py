@@ -11,7 +11,7 @@ import anyio
 import numpy as np
 import pytest
 
-from sparring.pipeline.errors import ServiceError
+from sparring.pipeline.errors import ServiceError, SettingsError
 from sparring.services.commands.train import locked
 from sparring.services.sweeps.generations import POPULATION_FILE, Generations, lineages, outcomes
 from sparring.services.sweeps.population import Interval, Population, PopulationFile
@@ -220,3 +220,11 @@ def test_interval_is_read_as_it_was_written(tmp_path: Path) -> None:
     PopulationFile(tmp_path / "population.jsonl", again)
     assert again.intervals == {(0, 1): one}
     assert (again.decisions, again.parents, again.generation) == (first.decisions, [1, 1], 1)
+
+
+@pytest.mark.parametrize("line", ["{", "3", "{}", '{"type": "interval"}', '{"type": "decision", "copies": [{}]}'])
+def test_damaged_decisions_are_refused_with_their_file(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "population.jsonl"
+    path.write_text(f"{line}\n")
+    with pytest.raises(SettingsError, match=r"got .*population.jsonl, which cannot be used \("):
+        PopulationFile(path, population(2))
