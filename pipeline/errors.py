@@ -147,9 +147,18 @@ CANNOT_START: Final = 127
 """A program could not be started; shells use the same status."""
 
 
+FOREIGN: Final = Exception, SystemExit, BaseExceptionGroup
+"""What code of others raises, in a task also as a group. An interrupt or a cancellation alone comes from elsewhere."""
+
+
 def described(failure: BaseException) -> str:
     """Returns a failure in words: the message of an error of this package, that of others after their class."""
-    return str(failure) if isinstance(failure, SparringError) else f"{type(failure).__name__}: {failure}"
+    if isinstance(failure, SparringError):
+        return str(failure)
+    text = ""
+    with contextlib.suppress(Exception):  # an error of others may have no text
+        text = str(failure)
+    return f"{type(failure).__name__}: {text}" if text else type(failure).__name__
 
 
 def first_failure(failure: BaseException) -> BaseException:

@@ -15,7 +15,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
 
-from sparring.pipeline.errors import SettingsError, did_you_mean
+from sparring.pipeline.errors import SettingsError, described, did_you_mean
 
 SIMULATORS: Final = "sparring.simulators"
 """Functions or classes that make a `sparring.pipeline.simulation.Game`: they take `areas` and options by keyword."""
@@ -66,7 +66,7 @@ def load(group: str, name: str) -> Any:
     except (Exception, SystemExit) as error:  # whatever the import of a foreign package raises
         raise SettingsError(
             f"got {name!r} of {_package(first)}, whose {first.value} cannot be imported "
-            f"({type(error).__name__}: {error}); expected a working package; mend or uninstall it"
+            f"({described(error)}); expected a working package; mend or uninstall it"
         ) from error
 
 

@@ -93,7 +93,7 @@ def _hello(trial: Trial) -> Finding | None:
 def _specs(trial: Trial) -> Finding | None:
     """Checks ids and names; the codec has rejected specs that no network can be built for."""
     try:
-        SimulatorConnection(number=0).register(trial.watch.specs, {}, max_agents=1)
+        SimulatorConnection(number=0).register(trial.watch.specs, {}, max_agents=1, of_run={})
     except (SpecError, RemoteProtocolError) as error:
         return explained(error)
     return None

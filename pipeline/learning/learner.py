@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from numbers import Real
 from pathlib import Path
 
 import numpy as np
@@ -171,11 +172,12 @@ class Learner:
 
         Raises:
             ValueError: the buffer holds fewer steps, or none.
+            ServiceError: a plug-in's report is none.
             RankLost: another rank has ended.
         """
         batch = self._buffer.take(self._wanted(everything))
         self._algorithm.is_stopping = self.is_stopping
-        report = self._algorithm.update(batch, self.version, self.trained)
+        report = self._checked(self._algorithm.update(batch, self.version, self.trained), batch.steps)
         if self.is_stopping():
             self.ranks.leave()
         self.ranks.follow(self._algorithm.flat)
@@ -186,6 +188,19 @@ class Learner:
             mean = float(np.concatenate(self._episode_returns).mean())
             report.statistics["Policy/Extrinsic Reward"] = mean * signal.strength
             self._episode_returns.clear()
+        return report
+
+    def _checked(self, report: UpdateReport, steps: int) -> UpdateReport:
+        """Refuses what a plug-in returns in place of a report of these steps, because accounts would be wrong."""
+        is_one = isinstance(report, UpdateReport)
+        numbers = all(isinstance(one, Real) for one in report.statistics.values()) if is_one else False
+        if not numbers or report.steps != steps:
+            got = f"{report.steps} steps and statistics {report.statistics}" if is_one else type(report).__name__
+            kind = type(self._algorithm)
+            raise ServiceError(
+                f"got {got:.300} from {kind.__module__}.{kind.__name__}.update; expected an UpdateReport of the "
+                f"{steps} steps in its batch, whose statistics are numbers; correct it there"
+            )
         return report
 
     def update_offline(self) -> UpdateReport:

@@ -3,11 +3,13 @@
 A family is named after what it measures; whose it is, is a label: run, service, behavior, queue, statistic and so on.
 """
 
+import io
 import re
 import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import accumulate
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, Final
@@ -46,6 +48,8 @@ _GAUGES: Final = tuple(
 )
 _QUEUE: Final = re.compile(r"queue\.(?P<queue>[^:]+?)(:(?P<behavior>.+?))?(?P<end>\.out)?\.(?P<what>[a-z_]+)")
 _MOST_CLIENTS: Final = 50
+_CLIENT_S: Final = 10.0
+"""Seconds that a client has, however slowly it sends or reads."""
 _MOMENTS: Final = {"sum": "Sum", "sumsq": "Sum of the squares", "count": "Number"}
 UNKNOWN: Final = "A number of a service."
 HELP: Final = {
@@ -134,10 +138,14 @@ HELP: Final = {
 class _Handler(WSGIRequestHandler):
     """Answers a request, and gives up on a client that sends or reads nothing for too long."""
 
-    timeout = 10
+    timeout = _CLIENT_S
 
     def log_message(self, *_: object) -> None:
         """Logs nothing."""
+
+    def get_stderr(self) -> io.StringIO:
+        """Returns a place for the traceback of a request that the library cannot read; its client gets status 500."""
+        return io.StringIO()
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -170,13 +178,23 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answers, in a thread."""
+        limit = threading.Timer(_CLIENT_S, partial(_hang_up, request))
+        limit.daemon = True
         try:
+            with suppress(RuntimeError):  # the system has no thread left
+                limit.start()
             super().process_request_thread(request, client_address)
         finally:
+            limit.cancel()
             self._free.release()
 
     def handle_error(self, *_: Any) -> None:
         """Ignores a client that has gone away."""
+
+
+def _hang_up(request: socket.socket) -> None:
+    with suppress(OSError):
+        request.shutdown(socket.SHUT_RDWR)
 
 
 class Exporter(Collector):

@@ -178,6 +178,10 @@ class Behavior:
     def __post_init__(self) -> None:
         self.row_bytes = self.spec.observation_bytes
 
+    def replace_spec(self, spec: BehaviorSpec) -> None:
+        """Replaces a spec with which no agent has acted."""
+        self.spec, self.row_bytes = spec, spec.observation_bytes
+
     @property
     def remaining(self) -> int:
         """Returns the number of steps that may still be started."""

@@ -155,27 +155,29 @@ class SimulatorConnection:
     lessons: int = 0
     process: str = ""
 
-    def register(self, specs: Mapping[str, BehaviorSpec], behaviors: dict[str, Behavior], max_agents: int) -> None:
+    def register(
+        self,
+        specs: Mapping[str, BehaviorSpec],
+        behaviors: dict[str, Behavior],
+        max_agents: int,
+        of_run: Mapping[str, BehaviorSpec],
+    ) -> None:
         """Registers the behaviors that the simulator names.
 
         Args:
             specs: by behavior id.
             behaviors: those known so far, by name; gets the new ones.
             max_agents: maximum number of agents of each.
+            of_run: specs that the run has already, by name.
 
         Raises:
             RemoteProtocolError: a spec contradicts a known one; nothing was registered.
         """
         ids = {text: BehaviorId.parse(text) for text in specs}
-        named = {name: behavior.spec for name, behavior in behaviors.items()}
+        named = {**of_run, **{name: behavior.spec for name, behavior in behaviors.items()}}
         for text, spec in specs.items():
             if (known := named.setdefault(ids[text].name, spec)) != spec:
-                raise RemoteProtocolError(
-                    "specs",
-                    got=f"another spec for {ids[text].name!r}: {spec}",
-                    expected=f"the same in all simulators and teams: {known}",
-                    remedy="run one build of the simulator, or give the other behavior another name",
-                )
+                raise contradiction(ids[text].name, spec, known)
         for text, behavior_id in ids.items():
             new = Behavior(behavior_id.name, specs[text], SlotTable(max_agents))
             behavior = behaviors.setdefault(behavior_id.name, new)
@@ -216,6 +218,16 @@ class SimulatorConnection:
                     remedy="report an agent's first decision before its end",
                 )
         return arrival
+
+
+def contradiction(name: str, spec: BehaviorSpec, known: BehaviorSpec) -> RemoteProtocolError:
+    """Returns why a simulator is refused that declares another spec of a behavior than the run has."""
+    return RemoteProtocolError(
+        "specs",
+        got=f"another spec for {name!r}: {spec}",
+        expected=f"the same in all simulators and teams: {known}",
+        remedy="run one build of the simulator, or give the other behavior another name",
+    )
 
 
 def check_step(step: Step, sequence: int, known: Collection[str]) -> None:

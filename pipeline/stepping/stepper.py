@@ -27,7 +27,7 @@ from sparring.pipeline.messages.steps import BehaviorSteps
 from sparring.pipeline.specs import BehaviorSpec
 from sparring.pipeline.stepping.acting import Policy, TickResult, choose, select_actions
 from sparring.pipeline.stepping.agents import Behavior, Roster
-from sparring.pipeline.stepping.connections import Arrival, Frame, SimulatorConnection, check_capacity
+from sparring.pipeline.stepping.connections import Arrival, Frame, SimulatorConnection, check_capacity, contradiction
 from sparring.pipeline.stepping.matches import Matches
 from sparring.pipeline.stepping.parameters import RunParameters
 from sparring.pipeline.stepping.processes import SimulatorProcesses
@@ -52,6 +52,7 @@ class Stepper:
         ghosts: fixed policies that an assignment names, by behavior name and number.
         parameters: environment parameters.
         behaviors, connections: by name; simulators by connection key.
+        specs: those that the run has already, by behavior name; other processes may have learned them.
         processes: steps of the simulators' processes.
         introduced: the next steps list all live agents, as all agents of a new incarnation are new.
         matches: of self-play.
@@ -69,6 +70,7 @@ class Stepper:
     parameters: RunParameters = field(default_factory=lambda: RunParameters({}))
     behaviors: dict[str, Behavior] = field(init=False, default_factory=dict)
     connections: dict[int, SimulatorConnection] = field(init=False, default_factory=dict)
+    specs: Mapping[str, BehaviorSpec] = field(init=False, default_factory=dict)
     processes: SimulatorProcesses = field(init=False, default_factory=SimulatorProcesses)
     introduced: bool = field(init=False, default=True)
     _pending_steps: PendingSteps = field(init=False, default_factory=PendingSteps)
@@ -115,7 +117,7 @@ class Stepper:
             RemoteProtocolError: a spec contradicts a known one.
         """
         connection = SimulatorConnection(number=number, key=key, sorts=self.lockstep, scripts=scripts or {})
-        connection.register(specs, self.behaviors, self.max_agents)
+        connection.register(specs, self.behaviors, self.max_agents, self.specs)
         former = next((k for k, c in self.connections.items() if c.number == number and not c.is_closed), None)
         if former is not None:
             self.disconnect(former)
@@ -125,7 +127,26 @@ class Stepper:
 
     def add_behaviors(self, key: int, specs: Mapping[str, BehaviorSpec]) -> None:
         """Adds behaviors of a simulator. Raises as `connect` and `connection`."""
-        self.connection(key).register(specs, self.behaviors, self.max_agents)
+        self.connection(key).register(specs, self.behaviors, self.max_agents, self.specs)
+
+    def adopt_specs(self, specs: Mapping[str, BehaviorSpec]) -> dict[int, RemoteProtocolError]:
+        """Adopts the specs of the run, and disconnects simulators that have declared others.
+
+        No agent of a behavior has acted with another spec than the run's, because no weights fit it.
+
+        Returns:
+            Why they are disconnected, by connection key.
+        """
+        self.specs, refused = specs, dict[int, RemoteProtocolError]()
+        wrong = [one for one in self.behaviors.values() if specs.get(one.name, one.spec) != one.spec]
+        for behavior in wrong:
+            for key, connection in self.connections.items():
+                if any(one.behavior is behavior for one in connection.behaviors.values()):
+                    refused[key] = contradiction(behavior.name, behavior.spec, specs[behavior.name])
+                    connection.frame = None
+                    self.disconnect(key)
+            behavior.replace_spec(specs[behavior.name])
+        return refused
 
     def connection(self, key: int) -> SimulatorConnection:
         """Returns the simulator of a connection.

@@ -214,7 +214,10 @@ def _machine(settings: Settings | None) -> Iterator[Row]:
     needed = _OWN_DESCRIPTORS + _PER_SIMULATOR * simulators
     yield descriptors(resource.getrlimit(resource.RLIMIT_NOFILE)[0], needed)
     folder = Path(results).absolute()
-    there = next(one for one in (folder, *folder.parents) if one.is_dir())
+    there = next(one for one in (folder, *folder.parents) if one.exists())
+    if not there.is_dir():
+        yield finding("results", f"{there}, which is no folder", "a folder, or none yet", "choose another results_dir")
+        there = there.parent
     for what, place, enough in ((f"results {folder}", there, 5), ("temporary files", temporary_folder(), 1)):
         usage, writable = shutil.disk_usage(place), os.access(place, os.W_OK)
         yield free_space(what, usage.free, writable=writable, enough=enough * _GIB, least=_GIB // 4)

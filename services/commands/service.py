@@ -13,7 +13,16 @@ from pathlib import Path
 import anyio
 
 from sparring.pipeline.bridges.explain import described_with_place
-from sparring.pipeline.errors import DISK_FULL, FAILED, UNUSABLE, DiskFull, SparringError, described, first_failure
+from sparring.pipeline.errors import (
+    DISK_FULL,
+    FAILED,
+    FOREIGN,
+    UNUSABLE,
+    DiskFull,
+    SparringError,
+    described,
+    first_failure,
+)
 from sparring.pipeline.messages.channels import ENDPOINTS
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.queues.interface import Subscription
@@ -58,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         connected = ZmqTransport(endpoints, incarnation, secret=service_key(prepared))
         serve = partial(_serve, plan, prepared, connected, first=args.first)
         anyio.run(serve, backend_options=LOOP_OPTIONS)
-    except (Exception, SystemExit) as failure:  # sys.exit in a plug-in would otherwise leave no trace
+    except FOREIGN as failure:  # sys.exit in a plug-in would otherwise leave no trace
         error = first_failure(failure)
         known = isinstance(error, SparringError)
         logs.get().error("failed", error=described(error), exc_info=None if known else failure)

@@ -135,8 +135,13 @@ def _try(trial: "Trial", steps: int, limit_s: float, spared: Collection[int]) ->
 
 def _show(trial: "Trial", steps: int) -> None:
     for line in trial.play(steps):
-        sys.stdout.write(f"{printable(line)}\n")
-        sys.stdout.flush()
+        try:
+            sys.stdout.write(f"{printable(line)}\n")
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:  # not the environment's
+            raise SparringError(f"got {error}; expected an output that can be written; mend it") from error
 
 
 def _failure_of(trial: "Trial", act: Callable[[], None]) -> tuple[BaseException, str] | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from sparring.pipeline.bridges.explain import described_with_place
-from sparring.pipeline.errors import FAILED, NOTICE, UNUSABLE, ServiceError, SparringError
+from sparring.pipeline.errors import FAILED, NOTICE, UNUSABLE, ServiceError, SparringError, described
 from sparring.pipeline.files import DAMAGE, regular
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.events import Event
@@ -54,9 +54,9 @@ def run(args: argparse.Namespace) -> int:
     logs.configure(directory, prepared.id, f"writer-{name}", most_bytes=bounds.most_bytes, kept=bounds.kept)
     try:
         _write(prepared, name)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # an interrupt is ignored, so that only the writer itself raises one
         known = isinstance(error, SparringError)
-        logs.get().error("failed", error=str(error), exc_info=None if known else error)
+        logs.get().error("failed", error=described(error), exc_info=None if known else error)
         _say(described_with_place(error))  # the supervisor shows the last line
         return UNUSABLE if known else FAILED
     finally:

@@ -123,6 +123,12 @@ class Simulators:
         peer.last_received_at = self._context.clock()
         self.peers[peer.key] = peer
 
+    def refuse(self, key: int, error: ProtocolError) -> None:
+        """Ends the conversation with a simulator."""
+        if (peer := self.peers.get(key)) is not None:
+            peer.fault = fault_of(error)
+            peer.scope.cancel()
+
     async def serve(self, peer: SimulatorPeer) -> None:
         """Handles one simulator until its end."""
         peer.scope, peer.outgoing = anyio.CancelScope(), Outgoing(peer.stream, self._note_sent)

@@ -20,7 +20,16 @@ import anyio.to_thread
 import psutil
 
 from sparring.pipeline.bridges.explain import described_with_place
-from sparring.pipeline.errors import CANNOT_START, DISK_FULL, UNUSABLE, SparringError, first_failure, how_ended
+from sparring.pipeline.errors import (
+    CANNOT_START,
+    DISK_FULL,
+    FOREIGN,
+    UNUSABLE,
+    SparringError,
+    described,
+    first_failure,
+    how_ended,
+)
 from sparring.pipeline.files import regular
 from sparring.pipeline.monitoring import logs
 from sparring.services.process import forking
@@ -319,12 +328,12 @@ class Task:
                 await work(self.stopping)
             if self._scope.cancelled_caught:
                 self._failure = "killed"
-        except Exception as error:
+        except FOREIGN as error:
             first = first_failure(error)
             self._failure = described_with_place(first)
             self.hopeless = isinstance(first, SparringError)
             if not self.hopeless:  # the supervisor logs those of ours in one line
-                logs.get(service=self.name).error("failed", error=str(first), exc_info=first)
+                logs.get(service=self.name).error("failed", error=described(first), exc_info=first)
         finally:
             self.ended.set()
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -16,7 +17,7 @@ import anyio
 import anyio.to_thread
 from anyio.abc import Listener, TaskGroup
 
-from sparring.pipeline.errors import QueueClosed, ServiceError
+from sparring.pipeline.errors import QueueClosed, ServiceError, described
 from sparring.pipeline.messages.channels import ADDED, METRICS, RESULTS, RUN
 from sparring.pipeline.messages.metrics import Metrics
 from sparring.pipeline.monitoring.metrics import Registry
@@ -36,6 +37,20 @@ SUPERVISOR: Final = "supervisor"
 """Service name under which the supervisor publishes, in runs that may get behaviors, or on a cluster."""
 MATCHES = RESULTS.name
 """Queue of the results of matches, from stepping to coordination."""
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Runs work in a worker thread; what a plug-in raises there, to exit for example, is a failure as any other."""
+    return await anyio.to_thread.run_sync(partial(_failing, work))
+
+
+def _failing(work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except Exception:
+        raise
+    except BaseException as error:  # the event loop would take it for an interrupt or a cancellation of its own
+        raise RuntimeError(described(error)) from error
 
 
 _LARGEST_GROUP: Final = 1024
@@ -202,7 +217,7 @@ class Context:
     log: Any
     clock: Clock = anyio.current_time
     wall_clock: Clock = time.time
-    compute: Callable[[Callable[[], Any]], Awaitable[Any]] = anyio.to_thread.run_sync
+    compute: Callable[[Callable[[], Any]], Awaitable[Any]] = in_thread
     listen: Callable[[str], Awaitable[Listener[Any]]] = listen
     reload: Callable[[], Run] | None = None
     registry: Registry = field(init=False)

@@ -39,6 +39,8 @@ from sparring.services.endpoint.websocket import upgrade_from
 from sparring.services.process.runtime import Context, Run, follow, follow_growth, publish_metrics, refuse_restart
 from sparring.services.stages.outboxes import MatchOutbox, StepOutbox
 
+_SPECS_S: Final = 5.0
+"""Seconds that a restarted process waits for the specs that the run has; coordination may be restarting, too."""
 PARTING_S: Final = 2.0
 """Seconds that the end of a run waits for the Byes of simulators."""
 
@@ -88,7 +90,7 @@ class Stepping:
         )
         self.simulators = Simulators(self.stepper, server)
         self._published: dict[str, ProducedSteps] = {}  # by behavior
-        self._published_specs: tuple[int, dict[str, tuple[int, ...]], int] = (0, {}, 0)  # and teams, described ones
+        self._published_specs: tuple[int, dict[str, tuple[int, ...]], int] = (-1, {}, 0)  # and teams, described ones
         self.outbox = StepOutbox(context, self.stepper, sender, self._behaviors, self.on_arrival)
         self.match_outbox = MatchOutbox(context, self.stepper.matches, results)
         context.registry.histogram("action_latency_s", LATENCY_BOUNDS)
@@ -98,7 +100,8 @@ class Stepping:
     # ---------------------------------------------------------------- records of other services
 
     def on_coordination(self, topics: Subscription) -> None:
-        """Adopts step allowances, matchups and lessons."""
+        """Adopts the specs of the run, step allowances, matchups and lessons."""
+        self.adopt_specs(topics)
         lessons = topics.latest(channels.LESSONS)
         if lessons is not None and self.stepper.parameters.adopt(lessons):
             self.simulators.send_first_resets()
@@ -112,6 +115,12 @@ class Stepping:
         if assignment is not None and assignment is not self._assignment:
             self._assignment = assignment
             self._adopt()
+
+    def adopt_specs(self, topics: Subscription) -> None:
+        """Adopts the specs of the run."""
+        state = topics.latest(channels.RUN)
+        for key, error in self.stepper.adopt_specs(state.specs).items() if state is not None else ():
+            self.simulators.refuse(key, error)
 
     def on_ghosts(self, topics: Subscription) -> None:
         """Stores the published weights of ghosts."""
@@ -360,10 +369,16 @@ async def run(context: Context) -> None:
     _warn_of_memory_reset(context)
     sender.on_receiver(stepping.on_assembly_restarted)
     allowances = channels.allowances_topic(context.service)
-    coordination = await transport.subscribe("coordination", allowances, channels.ASSIGNMENT, channels.LESSONS)
+    topics = channels.RUN, allowances, channels.ASSIGNMENT, channels.LESSONS
+    coordination = await transport.subscribe("coordination", *topics)
     if (available := allow_descriptors(wanted := settings.pipeline.limits.descriptors)) < wanted:
         remedy = "raise the system's limit (ulimit -n), or lower pipeline.limits.connections"
         context.log.warning("low_file_descriptor_limit", got=available, expected=wanted, remedy=remedy)
+    if not context.first:  # a simulator with another spec than the run's must not be the first one
+        with anyio.move_on_after(_SPECS_S):
+            while coordination.latest(channels.RUN) is None:
+                await coordination.changed()
+        stepping.adopt_specs(coordination)
     acceptors = await _listen(context, stepping.simulators)
     async with anyio.create_task_group() as tasks:
         await stepping.follow_learners(context.run, tasks)

@@ -389,3 +389,21 @@ def test_several_vector_observations_are_learned_from():
     one = Learner("Test", spec, small_settings(learning_rate=5e-3), 0)
     report = fed(one, spec=spec).update()
     assert report.skipped == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "got"),
+    [
+        (lambda _: None, "got NoneType from "),
+        (lambda report: report._replace(steps=63), "got 63 steps and statistics "),
+        (lambda report: report._replace(statistics={"loss": "low"}), "statistics {'loss': 'low'}"),
+    ],
+)
+def test_what_is_no_report_of_the_batch_is_refused_because_the_accounts_would_be_wrong(change, got):
+    one = fed(learner())
+    update = one._algorithm.update
+    one._algorithm.update = lambda *given: change(update(*given))
+    with pytest.raises(ServiceError, match=r"PPO.update; expected an UpdateReport of the 64 steps") as raised:
+        one.update()
+    assert got in str(raised.value)
+    assert (one.trained, one.version) == (0, 1)

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparring.pipeline.errors import ServiceError
 from sparring.pipeline.learning.minibatches import MOST_AGENTS, Memories
 from sparring.pipeline.learning.signals import EpisodeStarts, Features, Signals, Steps, add_to_sums, by_series
 from sparring.pipeline.networks.settings import NetworkSettings
@@ -238,3 +239,25 @@ def test_reward_networks_have_the_hidden_units_that_their_settings_name() -> Non
     for layer in ("0", "2"):
         expected = np.tanh(expected @ weights[f"{layer}.weight"].T + weights[f"{layer}.bias"])
     np.testing.assert_allclose(features((torch.from_numpy(rows),)).detach(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("made", "got"),
+    [
+        (lambda rewards: rewards[:-1], "float32 [6]"),
+        (lambda rewards: rewards[:, None], "float32 [7, 1]"),
+        (lambda rewards: rewards.astype(object), "object [7]"),
+        (lambda rewards: rewards.tolist(), "list"),
+        (lambda _: None, "NoneType"),
+    ],
+)
+def test_reward_signal_that_returns_no_reward_for_each_step_is_named(made: Any, got: str, demo: Path) -> None:
+    ppo = algorithm_of("Test", PLAIN, trainer(signals_of(["rnd"])), torch.Generator().manual_seed(0))
+    network, batch = ppo.signals.sources["rnd"], played(ppo, [(1, 3, False), (2, 4, True)])
+    begin = network.begin
+    network.begin = lambda steps: made(begin(steps))
+    with pytest.raises(
+        ServiceError, match=r"Rnd.begin, the reward signal rnd; expected an array float32 \[7\]"
+    ) as raised:
+        ppo.signals.begin(batch.rewards, lambda: steps_of_batch(PLAIN, batch))
+    assert str(raised.value).startswith(f"got {got} from ")

@@ -84,6 +84,26 @@ def test_clients_of_prometheus_beyond_those_allowed_are_disconnected_and_counted
         assert silent[0].recv(15) == b"HTTP/1.0 200 OK"
 
 
+def test_client_of_prometheus_that_sends_too_slowly_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    (port,) = free_ports(1)
+    monkeypatch.setattr("sparring.pipeline.monitoring.prometheus._CLIENT_S", 0.1)
+    served = Exporter("r1").served(f"tcp://127.0.0.1:{port}")
+    with served, socket.create_connection(("127.0.0.1", port), timeout=5) as slow:
+        slow.sendall(b"GET /")
+        assert slow.recv(1) == b""
+
+
+def test_header_that_the_library_cannot_read_leaves_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    (port,) = free_ports(1)
+    served = Exporter("r1").served(f"tcp://127.0.0.1:{port}")
+    with served, socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+        client.sendall(b"GET /metrics HTTP/1.0\r\nAccept: application/openmetrics-text; version=\xff\r\n\r\n")
+        assert client.recv(12) == b"HTTP/1.0 500"
+        while client.recv(4096):
+            pass
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.anyio
 async def test_port_of_prometheus_that_is_in_use_does_not_fail_the_monitor(
     fake_run: FakeRun, transport: FakeTransport, folder: Path

@@ -203,3 +203,11 @@ def test_command_exits_with_1_and_names_the_bad_row(tmp_path: Path, capsys: pyte
 def test_invalid_configuration_is_bad_input(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("behaviours: {}\n")
     assert main(["doctor", str(tmp_path / "c.yaml")]) == 2
+
+
+def test_results_need_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config, file = tmp_path / "run.yaml", tmp_path / "file"
+    file.write_text("")
+    config.write_text(f"behaviors: {{A: {{}}}}\ncheckpoint_settings: {{results_dir: {file}}}\n")
+    assert main(["doctor", str(config)]) == 1
+    assert f"{file}, which is no folder" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from sparring.pipeline.errors import DISK_FULL
 from sparring.services.process.hosting import Process, ProcessHost, Task, group_cpu_s
 from sparring.services.process.lifeline import CORES_VARIABLE, PIPE_VARIABLE
+from sparring.services.process.runtime import in_thread
 from sparring.services.supervision.topology import usable_cores
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
@@ -166,3 +168,31 @@ async def test_cpu_time_of_a_group_is_that_of_all_its_processes() -> None:
         await process.wait()
     assert used[process.pid] >= 0.18  # the clock of the kernel is coarse
     assert used[2**30] == 0
+
+
+class Silent(Exception):
+    """An error of a plug-in without a text."""
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError()])
+async def test_whatever_a_plug_in_raises_in_a_thread_is_a_failure_with_its_place(error: BaseException) -> None:
+    def work() -> None:
+        raise error
+
+    with pytest.raises(RuntimeError, match=f"^{type(error).__name__}") as raised:
+        await in_thread(work)
+    assert raised.value.__cause__ is error
+
+
+async def test_task_ends_alone_where_a_plug_in_exits_or_its_error_has_no_text() -> None:
+    async def work(stop: anyio.Event, error: BaseException) -> None:
+        async with anyio.create_task_group():
+            raise error
+
+    for error, text in ((SystemExit(3), "SystemExit: 3"), (Silent(), "Silent")):
+        task = Task("learning-A")
+        await task.run(partial(work, error=error))
+        assert (await task.wait()).startswith(text)

@@ -207,6 +207,20 @@ def test_threads_that_an_environment_leaves_hold_nothing_up(
     assert "threads of the environment still run after close(), and are ended: engine" in capsys.readouterr().err
 
 
+def test_output_that_cannot_be_written_is_not_the_failure_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(_: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sys.stdout, "write", full)
+    assert main(["try", "goal", "--steps", "1"]) == 1
+    error = capsys.readouterr().err
+    assert (
+        error == "sparring: got [Errno 28] No space left on device; expected an output that can be written; mend it\n"
+    )
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot tell")
 @pytest.mark.parametrize("command", ["try", "check"])
 def test_processes_that_an_environment_leaves_are_ended(tmp_path: Path, command: str) -> None:

@@ -83,6 +83,49 @@ async def test_killed_service_restarts_and_the_step_counts_balance(
 
 
 @pytest.mark.anyio
+async def test_simulator_of_another_spec_is_refused_also_where_it_is_the_first_after_a_restart(tmp_path: Path) -> None:
+    async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+        graph = await begin(tasks, stack, tmp_path, [Goal(areas=AGENTS)])
+        await graph.until("Goal", lambda state: state.trained >= 400)
+        graph.scopes["stepping-0"].cancel()
+        await graph.ended["stepping-0"].wait()
+        graph.listener, graph.frame_s = None, 1.0
+        graph.start("stepping-0")
+        while graph.listener is None:  # noqa: ASYNC110 (virtual time)
+            await anyio.sleep(0.001)
+        await graph.simulate(1, Goal(areas=AGENTS, actions=2))
+        assert [one.code for one in graph.faults] == ["specs"]
+        graph.frame_s = 0.001
+        step_counts = await graph.finish()
+        assert (balanced(step_counts), step_counts["trained"] >= 1000) == (True, True), step_counts
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+async def test_what_only_a_dead_simulator_knew_is_unknown_and_not_negative(tmp_path: Path) -> None:
+    """Coordination and stepping die, and no simulator comes to the new stepping process."""
+    async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+        graph = await begin(tasks, stack, tmp_path, [])
+        playing = anyio.CancelScope()
+        tasks.start_soon(_simulate_within, playing, graph)
+        await graph.until("Goal", lambda state: state.trained >= 400)
+        tasks.start_soon(graph.kill, "coordination")
+        tasks.start_soon(graph.kill, "stepping-0")
+        await anyio.sleep(0.01)
+        playing.cancel()
+        await anyio.sleep(3)
+        step_counts = await graph.finish(early=lambda: True)
+        assert balanced(step_counts), step_counts
+        assert graph.latest("coordination", "run").unaccounted == {}
+        tasks.cancel_scope.cancel()
+
+
+async def _simulate_within(scope: anyio.CancelScope, graph: Graph) -> None:
+    with scope:
+        await graph.simulate(0, Goal(areas=AGENTS))
+
+
+@pytest.mark.anyio
 async def test_steps_of_a_simulator_that_came_shortly_before_a_crash_are_counted(tmp_path: Path) -> None:
     """Its next Hello reports them, and coordination has to know that none of them is of an earlier run."""
     async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:

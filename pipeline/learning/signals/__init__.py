@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from sparring.pipeline.assembly import sequences
+from sparring.pipeline.errors import ServiceError
 from sparring.pipeline.learning.buffer import Batch
 from sparring.pipeline.learning.losses import advantages
 from sparring.pipeline.learning.minibatches import Memories
@@ -223,6 +224,9 @@ class Signals:
         Args:
             extrinsic: the simulator's rewards, including those of an agent's group, `scaled`.
             steps: returns the networks' inputs; called only if there are networks.
+
+        Raises:
+            ServiceError: a plug-in returns something else than one reward for each step.
         """
         batch = steps() if self.sources else None
         found = self.evaluate(extrinsic, batch)
@@ -237,11 +241,24 @@ class Signals:
         Args:
             extrinsic: the simulator's rewards, including those of an agent's group, `scaled`.
             steps: the networks' inputs; None where no signal has networks.
+
+        Raises:
+            ServiceError: as `begin`.
         """
         found: dict[str, Floats] = {}
         for name, signal in self.settings.items():
-            own = extrinsic if steps is None or name == EXTRINSIC else self.sources[name].begin(steps)
+            own = extrinsic if steps is None or name == EXTRINSIC else self._begin(name, steps)
             found[name] = own * np.float32(signal.strength)
+        return found
+
+    def _begin(self, name: str, steps: Steps) -> Floats:
+        found, source, count = self.sources[name].begin(steps), type(self.sources[name]), len(steps)
+        if not isinstance(found, np.ndarray) or found.dtype.kind != "f" or found.shape != (count,):
+            got = f"{found.dtype} {[*found.shape]}" if isinstance(found, np.ndarray) else type(found).__name__
+            raise ServiceError(
+                f"got {got} from {source.__module__}.{source.__name__}.begin, the reward signal {name}; expected an "
+                f"array float32 [{count}], one reward for each step; correct it there"
+            )
         return found
 
     def learn(self, at_B: Tensor) -> None:
