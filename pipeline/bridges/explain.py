@@ -29,6 +29,8 @@ _LARGEST: Final = float(np.finfo(np.float32).max)
 _OWN: Final = str(Path(sparring.__file__).parent)
 _LIBRARIES: Final = (sysconfig.get_path("stdlib"), "<frozen")
 _API: Final = ("/gymnasium/", "/pettingzoo/")
+_BASES: Final = ("/gymnasium/core.py", "/gymnasium/vector/vector_env.py", "/pettingzoo/utils/env.py")
+"""Modules of classes whose methods do nothing."""
 
 
 def shown(value: Value) -> str:
@@ -105,8 +107,8 @@ def _part(name: str, area: int, agent: str) -> str:
     return f"{name} of {f'agent {agent!r} in ' if agent else ''}area {area}"
 
 
-def attribute(env: Value, name: str) -> Value:
-    """Returns an attribute of an environment.
+def attribute(env: Value, name: str, *, call: str = "__init__") -> Value:
+    """Returns an attribute of an environment; `call` is the method that sets it.
 
     Raises:
         SpecError: it has none of this name.
@@ -123,7 +125,7 @@ def attribute(env: Value, name: str) -> Value:
         if place_of(error):  # of a property
             raise
         owner = type(getattr(env, "unwrapped", env)).__name__
-        raise SpecError(got=f"{owner} without {name}", expected="one", remedy="set it in __init__()") from error
+        raise SpecError(got=f"{owner} without {name}", expected="one", remedy=f"set it in {call}()") from error
 
 
 class _Authored(Protocol):
@@ -150,20 +152,31 @@ def naming_code(method: Callable[Concatenate[_A, _P], _R]) -> Callable[Concatena
 
     @functools.wraps(method)
     def play(game: _A, /, *args: _P.args, **keywords: _P.kwargs) -> _R:
+        owner = type(getattr(game.env, "unwrapped", game.env))
         try:
             return method(game, *args, **keywords)
+        except NotImplementedError as missing:
+            if place_of(missing):
+                raise
+            raise _undefined(owner, traceback.extract_tb(missing.__traceback__)[-1].name) from missing
         except (SpecError, NotFinite, TypeError) as caught:
             error = _uncallable(call, caught) if isinstance(caught, TypeError) else caught
-            owner = type(getattr(game.env, "unwrapped", game.env))
             # A step may begin the next episode, or ask for the next turn.
             wrong = next((one for one in ("reset", "last") if f"{one}()" in error.got), call)
             code = getattr(getattr(owner, wrong, None), "__code__", None)
+            if code is not None and code.co_filename.endswith(_BASES) and "(NoneType) from" in error.got:
+                raise _undefined(owner, wrong) from caught
             if code is None or not _is_authors(code.co_filename):
                 raise
             remedy = f"{error.remedy} ({wrong}() of {owner.__name__}, {code.co_filename}:{code.co_firstlineno})"
             raise type(error)(got=error.got, expected=error.expected, remedy=remedy) from caught
 
     return play
+
+
+def _undefined(owner: type, method: str) -> SpecError:
+    """Returns the error of a method that an environment only inherits from the base class of its library."""
+    return SpecError(got=f"{owner.__name__} without {method}()", expected="one", remedy="define it")
 
 
 def _uncallable(call: str, error: TypeError) -> SpecError:
@@ -178,11 +191,19 @@ def _uncallable(call: str, error: TypeError) -> SpecError:
     return SpecError(got=str(error), expected=f"def {call}(self, {arguments})", remedy="correct its arguments")
 
 
-def wrong_value(name: str, value: Value, space: Space[Value], whose: str, *, is_found: bool) -> SpecError:
-    """Returns the error of an observation that cannot be read, or of the `value` in which it is not found."""
+def wrong_value(name: str, value: Value, space: Space[Value], whose: str | None, *, is_found: bool) -> SpecError:
+    """Returns the error of an observation that cannot be read, or of the `value` in which it is not found.
+
+    Args:
+        name: of the observation.
+        value: in its place.
+        space: of the observation of one agent.
+        whose: the agent, for the message; None for an array with a row for each area.
+        is_found: False where `value` lacks it.
+    """
     return SpecError(
-        got=f"{shown(value)} {'as' if is_found else 'without the'} observation {name!r}{whose}",
-        expected=f"a value of its space {space}",
+        got=f"{shown(value)} {'as' if is_found else 'without the'} observation {name!r}{whose or ''}",
+        expected=f"a value of its space {space}" if whose is not None else f"a row for each area, each of {space}",
         remedy="correct what the environment returns, or its observation_space",
     )
 

@@ -170,6 +170,9 @@ def _refusal(env_id: str, options: Mapping[str, Option], error: Exception) -> Se
         case TypeError() if "must inherit from" in str(error):
             expected = "a subclass of gymnasium.Env"
             remedy = "derive it from that, or register a vector environment with vector_entry_point="
+        case TypeError() if "argument 'max_episode_steps'" in str(error):
+            expected = "a vector form that takes the max_episode_steps of its registration"
+            remedy = "let its __init__ take them, or leave them out of register()"
         case TypeError() if options:
             got, expected = f"{got} with options {options}", "an environment that takes its options"
             remedy = "correct the options, or the environment"

@@ -162,7 +162,9 @@ def make_pettingzoo(
 def _environment(env_id: str) -> Callable[..., Value]:
     """Returns the function that makes the environment, in its parallel form if it has one."""
     if ":" in env_id:
-        raise SettingsError(f"got {env_id!r}; expected a module of PettingZoo; write name: gymnasium for its ids")
+        own = env_id.partition(":")[0]
+        remedy = f"write name: gymnasium for an id of Gymnasium, env_id: {own} for a module of PettingZoo"
+        raise SettingsError(f"got {env_id!r}; expected a module of PettingZoo alone; {remedy}")
     try:
         with warnings.catch_warnings():
             # PettingZoo deprecates the module form in favor of a registry of its own environments.
@@ -246,6 +248,9 @@ class _PettingZooBase:
         self._areas = [_Area(number, env) for number, env in enumerate(envs)]
         self._names: list[str] = list(attribute(envs[0], "possible_agents"))
         self._index = {agent: index for index, agent in enumerate(self._names)}
+        if len(self._index) < len(self._names):
+            got, expected = f"the agents {self._names} in possible_agents", "a name of its own for each"
+            raise SpecError(got=got, expected=expected, remedy="rename those that are there twice")
         self._roles = roles
         ids = roles.ids(self._names)
         self._readers, self._writers, self._masked = _spaces(envs[0], self._names, ids, observe)
@@ -294,6 +299,12 @@ class _PettingZooBase:
         """Begins an episode and adds its first decisions."""
         area.match += 1
         area.playing.clear()
+        if (present := list(area.env.possible_agents)) != self._names:
+            raise SpecError(
+                got=f"possible_agents {present} after an episode",
+                expected=f"those at its beginning, {self._names}",
+                remedy="let self.agents be another list, as in self.agents = self.possible_agents[:]",
+            )
         self._open(area, area.env.reset(seed=seed, options=dict(self._parameters) or None))
         if not area.playing:
             raise SpecError(got="no agents after reset()", expected="some", remedy="set self.agents in reset()")
@@ -477,7 +488,7 @@ class TurnGame(_PettingZooBase):
             self._advance(area, "reset")
 
     def _play(self, area: _Area, values: Mapping[str, Value]) -> None:
-        agent = attribute(area.env, "agent_selection")
+        agent = attribute(area.env, "agent_selection", call="reset")
         area.env.step(values[agent])
         self._note_sum(area.env, agent)
         self._advance(area)
@@ -491,9 +502,11 @@ class TurnGame(_PettingZooBase):
         if not (isinstance(sums, Mapping) and isinstance(rewards, Mapping) and agent in sums and agent in rewards):
             return
         if sums[agent] != rewards[agent]:
+            rule = "begins with self._cumulative_rewards[agent] = 0"
+            rule = rule if sums[agent] else "ends with self._accumulate_rewards()"
             sys.stderr.write(
                 f"{NOTICE}self._cumulative_rewards[{agent!r}] is {sums[agent]:g} after its step(), and its reward "
-                f"{rewards[agent]:g}; step() begins with self._cumulative_rewards[agent] = 0\n"
+                f"{rewards[agent]:g}; step() {rule}\n"
             )
             self._turns_noted = 0
 
@@ -506,7 +519,7 @@ class TurnGame(_PettingZooBase):
         """
         env = area.env
         while present := _present(env):
-            agent = attribute(env, "agent_selection")
+            agent = attribute(env, "agent_selection", call="reset")
             if agent not in present:
                 got, expected = f"agent_selection {agent!r}", f"one of self.agents {present}"
                 raise SpecError(got=got, expected=expected, remedy="select one of them at the end of step()")
@@ -542,7 +555,7 @@ def _present(env: AECEnv | ParallelEnv) -> Collection[str]:
     Raises:
         SpecError: self.agents is no list of them.
     """
-    agents = attribute(env, "agents")
+    agents = attribute(env, "agents", call="reset")
     if isinstance(agents, str) or not isinstance(agents, Collection):
         remedy = "set self.agents to a list in reset() and step()"
         raise SpecError(got=f"{shown(agents)} as self.agents", expected="a list of the agents that play", remedy=remedy)
@@ -555,7 +568,7 @@ def _incomplete(env: AECEnv, agent: str, call: str) -> SpecError | None:
         found = getattr(env.unwrapped, name, None)
         if not isinstance(found, Mapping) or agent not in found:
             got = f"no {agent!r} in self.{name} after {call}()"
-            return SpecError(got=got, expected="an entry for each of self.agents", remedy="set them all in reset()")
+            return SpecError(got=got, expected="an entry for each of self.agents", remedy=f"set them all in {call}()")
     return None
 
 

@@ -205,7 +205,7 @@ class Observations:
         try:
             return self._seen(_read(leaf, _at(items, leaf.path), lambda row: f" in row {row}") for leaf in self._leaves)
         except _UNREADABLE:
-            self._check(items, lambda values: values, "")
+            self._check(items, lambda values: values, None)
             raise
 
     def _seen(self, columns: Iterable[Array]) -> tuple[Array, ...]:
@@ -225,7 +225,7 @@ class Observations:
                     sys.stderr.write(f"{NOTICE}the image {spec.name!r} has values up to {highest:g}: {expected}\n")
         return found
 
-    def _check(self, item: Value, rows: Callable[[Value], Value], whose: str) -> None:
+    def _check(self, item: Value, rows: Callable[[Value], Value], whose: str | None) -> None:
         """Raises SpecError for the first observation in `item` whose `rows` cannot be read."""
         for leaf in self._leaves:
             value, is_found = item, False

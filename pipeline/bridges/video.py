@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 from collections.abc import Callable, Sequence
 from functools import reduce
@@ -14,6 +15,7 @@ import numpy as np
 from sparring.pipeline.bridges.explain import shown
 from sparring.pipeline.bridges.spaces import Value, import_optional
 from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.files import write_atomically
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -83,7 +85,9 @@ class Video:
         """Writes the file, if there is a frame and it is not written yet."""
         if self._frames and not self._is_written:
             first, *others = self._frames
-            first.save(self._path, save_all=True, append_images=others, duration=self._frame_ms, loop=0)
+            content = io.BytesIO()
+            first.save(content, "GIF", save_all=True, append_images=others, duration=self._frame_ms, loop=0)
+            write_atomically(self._path, content.getvalue(), durable=False)
         self._is_written = True
 
 

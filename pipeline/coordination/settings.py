@@ -131,6 +131,11 @@ class SelfPlaySettings(StrictSettings):
     opponents: tuple[OpponentSettings, ...] = Field(default=(), strict=False)  # JSON knows lists only
     keep_all_snapshots: bool = False
 
+    @property
+    def scripts(self) -> frozenset[str]:
+        """Returns the scripts that every simulator must be able to play."""
+        return frozenset(one.scripted for one in self.opponents if one.scripted is not None)
+
     @field_validator("opponent_sampling", mode="before")
     @classmethod
     def _of_plugin(cls, value: Any, info: ValidationInfo) -> Any:

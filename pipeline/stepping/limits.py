@@ -3,7 +3,7 @@
 `docs/security.md` says what each limit prevents.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from pydantic import Field
@@ -127,6 +127,21 @@ def check_network(name: str, spec: BehaviorSpec, settings: NetworkSettings) -> N
     except Unsupported as error:
         got, expected, remedy = f"{error.got} in behavior {name}", error.expected, error.remedy
         raise RemoteProtocolError("specs", got=got, expected=expected, remedy=remedy) from error
+
+
+def check_scripts(name: str, known: Iterable[str], required: Collection[str]) -> None:
+    """Rejects a simulator that cannot play all scripts which the run needs of a behavior.
+
+    Raises:
+        RemoteProtocolError: names those that are missing.
+    """
+    if missing := {*required} - {*known}:
+        raise RemoteProtocolError(
+            "scripts",
+            got=f"behavior {name} with scripts {sorted(known)}",
+            expected=f"{sorted(missing)} too, which self_play.opponents names",
+            remedy="name them in Hello and play them when asked, or take them from the configuration",
+        )
 
 
 def unknown_behavior(text: str, known: Iterable[str]) -> RemoteProtocolError:

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         listener = listening(host, port, _PORT)
     except OSError as error:
         raise SettingsError(
-            f"got --address {args.address} ({error.strerror}); expected one that is free; choose another"
+            f"got {host}:{port} as address of the page ({error.strerror}); expected one that is free; choose another"
         ) from error
     hosts = [host, socket.gethostname(), *args.host, *_LOOPBACK]
     named = args.host[0] if args.host else socket.gethostname() if host in ("0.0.0.0", "::") else host  # noqa: S104

@@ -143,6 +143,10 @@ def run(args: argparse.Namespace) -> int:
     notes = [*loaded.notices, *without_effect(settings)]
     if kept.inference:
         return STATUSES[_infer(args, settings, notes)]
+    if kept.resume and kept.run_id is None:
+        raise SettingsError(
+            f"got --resume without --run-id; expected the id of {_runs_in(Path(kept.results_dir))}; add it"
+        )
     run_id = kept.run_id or f"{args.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     directory = run_folder(Path(kept.results_dir), run_id, resume=kept.resume, force=kept.force)
     with locked(directory):
@@ -310,6 +314,11 @@ def _refuse_offline(args: argparse.Namespace, settings: Settings) -> None:
         raise SettingsError("\n".join(problems))
 
 
+def _runs_in(results: Path) -> str:
+    there = ", ".join(sorted(path.parent.name for path in results.glob("*/run.json")))
+    return f"a run in {results} ({there or 'there is none'})"
+
+
 def run_folder(results: Path, run_id: str, *, resume: bool, force: bool) -> Path:
     """Returns the folder of the run, which exists afterwards.
 
@@ -319,11 +328,8 @@ def run_folder(results: Path, run_id: str, *, resume: bool, force: bool) -> Path
     directory = (results / run_id).absolute()
     exists = directory.exists() and any(path.name != _LOCK_FILE for path in directory.iterdir())
     if resume and not exists:
-        there = ", ".join(sorted(path.parent.name for path in results.glob("*/run.json")))
-        raise SettingsError(
-            f"got --resume of {run_id!r}, which is no run in {results}; expected one of those that are there "
-            f"({there or 'none'}); name it with --run-id"
-        )
+        expected = f"the id of {_runs_in(results)}"
+        raise SettingsError(f"got --resume of {run_id!r}; expected {expected}; name it with --run-id")
     if exists and not (resume or force):
         raise SettingsError(
             f"got run id {run_id!r}, which exists in {results}; expected a new one; "

@@ -26,9 +26,9 @@ from sparring.pipeline.monitoring.logs import printable
 from sparring.pipeline.settings import Settings, read
 from sparring.pipeline.settings.document import Problem
 from sparring.pipeline.settings.load import LoadedSettings
-from sparring.pipeline.simulation.game import Game
+from sparring.pipeline.simulation.game import Game, ScriptedGame
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec
-from sparring.pipeline.stepping.limits import check_behaviors, check_network, unknown_behavior
+from sparring.pipeline.stepping.limits import check_behaviors, check_network, check_scripts, unknown_behavior
 from sparring.pipeline.stepping.validation import describe_report
 from sparring.services.commands.runs import add_assigned, check_positive, natural
 from sparring.services.process.lifeline import adopt_orphans, children, end_strays
@@ -213,7 +213,7 @@ class Trial:
         reports = game.reset({}, self._seed)
         specs = dict(game.behaviors())
         if self._settings is not None:
-            _check_specs(specs, self._settings)
+            _check_specs(specs, game.scripts() if isinstance(game, ScriptedGame) else {}, self._settings)
         self.watch.connected(specs)
         for report in reports:
             yield f"  {report.behavior}: {describe_report(report, specs[report.behavior])}"
@@ -313,11 +313,11 @@ class Trial:
         yield f"{played}: {len(self._ended)} episodes ended{mean}"
 
 
-def _check_specs(specs: Mapping[str, BehaviorSpec], settings: Settings) -> None:
+def _check_specs(specs: Mapping[str, BehaviorSpec], scripts: Mapping[str, Sequence[str]], settings: Settings) -> None:
     """Rejects behaviors that a run with these settings would reject.
 
     Raises:
-        RemoteProtocolError: one is unknown, exceeds a limit, or needs an unsupported network.
+        RemoteProtocolError: one is unknown, exceeds a limit, lacks a script, or needs an unsupported network.
     """
     check_behaviors(specs, 0, settings.pipeline.limits)
     for text, spec in specs.items():
@@ -325,6 +325,8 @@ def _check_specs(specs: Mapping[str, BehaviorSpec], settings: Settings) -> None:
         behavior = settings.behaviors.get(name, settings.unnamed)
         if behavior is None:
             raise unknown_behavior(text, settings.behaviors)
+        if behavior.self_play is not None:
+            check_scripts(name, scripts.get(name, ()), behavior.self_play.scripts)
         check_network(name, spec, behavior.network_settings)
 
 
@@ -369,6 +371,10 @@ def _refusal(loaded: LoadedSettings, number: int, lines: Sequence[str]) -> Probl
     last = [line.removeprefix("sparring try: ").removeprefix("sparring: ") for line in lines[-2:]]
     text = ": ".join(last[::-1]) if lines and lines[-1].startswith("sparring try:") else last[-1]
     options = loaded.settings.launched[number].options
+    if found := re.search(r"network_settings\.(\w+).* in behavior ([^;]+);", text):
+        return loaded.problem(("behaviors", found[2], "network_settings", found[1]), text)
+    if found := re.search(r"behavior (\S+) with scripts", text):
+        return loaded.problem(("behaviors", found[1], "self_play", "opponents"), text)
     if "below `behaviors`" in text:  # it has a behavior that the configuration does not name
         return loaded.problem(("behaviors",), text)
     named = [key for key in options if re.search(rf"\b{re.escape(key)}\b", text)]

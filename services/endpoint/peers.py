@@ -17,7 +17,7 @@ from sparring.pipeline.messages.simulator import VERSION, Fault, Hello, Player, 
 from sparring.pipeline.monitoring.metrics import Registry
 from sparring.pipeline.settings.model import BehaviorSettings
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec
-from sparring.pipeline.stepping.limits import check_network, check_unnamed, unknown_behavior
+from sparring.pipeline.stepping.limits import check_network, check_scripts, check_unnamed, unknown_behavior
 from sparring.pipeline.stepping.settings import SteppingSettings
 from sparring.services.endpoint.sockets import Outgoing, SocketBytes
 from sparring.services.endpoint.throttling import ReadThrottle
@@ -165,8 +165,7 @@ class DefaultBehaviors:
     @property
     def scripts(self) -> frozenset[str]:
         """Returns the scripts that every simulator must be able to play."""
-        opponents = self.settings.self_play.opponents if self.settings.self_play else ()
-        return frozenset(one.scripted for one in opponents if one.scripted is not None)
+        return frozenset(() if self.settings.self_play is None else self.settings.self_play.scripts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,13 +243,7 @@ class ServerContext:
                 settings, required = unnamed.settings, unnamed.scripts
             if settings is None:
                 raise unknown_behavior(text, self.behaviors)
-            if missing := required - {*scripts.get(name, ())}:
-                raise RemoteProtocolError(
-                    "scripts",
-                    got=f"behavior {name} with scripts {sorted(scripts.get(name, ()))}",
-                    expected=f"{sorted(missing)} too, which self_play.opponents names",
-                    remedy="name them in Hello and play them when asked, or take them from the configuration",
-                )
+            check_scripts(name, scripts.get(name, ()), required)
             check_network(name, spec, settings.network_settings)
         return new
 

@@ -76,6 +76,17 @@ def left_by(tmp_path: Path, status: str, steps: int) -> list[str]:
     return ["train", str(config), "--results-dir", str(tmp_path / "results"), "--run-id", "a", "--resume"]
 
 
+def test_resuming_without_an_id_names_those_that_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    *command, _, _, _ = left_by(tmp_path, "stopped", 1000)
+    results = tmp_path / "results"
+    expected = f"got --resume without --run-id; expected the id of a run in {results} (there is none); add it"
+    assert main([*command, "--resume"]) == errors.BAD_INPUT
+    assert expected in capsys.readouterr().err
+    (results / "a" / "run.json").write_text("{}")
+    assert main([*command, "--run-id", "b", "--resume"]) == errors.BAD_INPUT
+    assert f"got --resume of 'b'; expected the id of a run in {results} (a); name" in capsys.readouterr().err
+
+
 def content(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
 

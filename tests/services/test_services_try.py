@@ -404,3 +404,29 @@ def test_what_an_environment_of_one_team_without_a_picture_cannot_do_is_refused(
     assert "got a tournament in a Gymnasium environment, whose agents are all in team 0" in capsys.readouterr().err
     assert main(["evaluate", str(folder), "--video", str(tmp_path / "none" / "a.gif")]) == 2
     assert f"expected a folder that exists; make {tmp_path / 'none'}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "place", "refused"),
+    [
+        (
+            "network_settings: {encoders: {gaol: fully_connected}}",
+            "2: behaviors.Goal.network_settings.encoders",
+            "encoders for ['gaol'] in behavior Goal; expected",
+        ),
+        (
+            "self_play: {opponents: [{scripted: expert}]}",
+            "2: behaviors.Goal.self_play.opponents",
+            "got behavior Goal with scripts []; expected ['expert'] too",
+        ),
+    ],
+)
+def test_what_a_run_would_refuse_of_a_simulator_is_refused_at_its_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: str, place: str, refused: str
+) -> None:
+    file = tmp_path / "goal.yaml"
+    file.write_text(f"behaviors:\n  Goal: {{{settings}}}\nsimulators: [{{name: goal}}]\n")
+    assert main(["check", str(file)]) == 1
+    (line,) = [one for one in capsys.readouterr().out.splitlines() if one.startswith("not usable: ")]
+    assert line.startswith(f"not usable: {file}:{place}")
+    assert refused in line

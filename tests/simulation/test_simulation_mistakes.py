@@ -176,6 +176,22 @@ def test_forgotten_attributes_of_an_environment_are_named(monkeypatch: pytest.Mo
         play(lambda **_: Pair(lambda _, *parts: parts), "parallel_env", monkeypatch)
 
 
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_method_that_an_environment_only_inherits_is_named(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Returns, method, getattr(gymnasium.Env, method))
+    game = GymnasiumGame("a", [Returns((ZERO, {}))])
+
+    def begin() -> None:
+        game.reset({}, 0)
+        game.step(chosen("a?team=0", 0))
+
+    with pytest.raises(SpecError, match=rf"got Returns without {method}\(\); expected one; define it"):
+        begin()
+    monkeypatch.setattr(Pair, method, getattr(ParallelEnv, method))
+    with pytest.raises(SpecError, match=rf"got Pair without {method}\(\)"):
+        play(lambda **_: Pair(lambda _, *parts: parts), "parallel_env", monkeypatch)
+
+
 class Unseeded(Returns):
     def reset(self) -> Any:  # type: ignore[override]
         return self.begun
@@ -255,6 +271,10 @@ def test_what_a_vectorized_environment_returns_is_checked() -> None:
         SpecError, match=r"got an array \(3, 1\).* as observation 'observation'; expected 2 rows, one for"
     ):
         NativeGame("a", ReturnsMany(BOTH, NO, {}, [[0.0]] * 3)).reset({}, 0)
+    one = ReturnsMany(BOTH, NO, {}, [0.0, 0.0])
+    one.single_observation_space = spaces.Box(0, 1, (2,))
+    with pytest.raises(SpecError, match=r"an array \(2,\).*; expected a row for each area, each of Box"):
+        NativeGame("a", one).reset({}, 0)
     with pytest.raises(NotFinite, match="as observation 'observation' in row 1"):
         NativeGame("a", ReturnsMany(BOTH, NO, {}, [[0.0], [np.inf]])).reset({}, 0)
     with pytest.raises(SpecError, match=r"as info\['action_mask'\]; expected 2 masks"):
@@ -321,6 +341,9 @@ def test_what_cannot_be_made_has_the_remedy_for_its_cause(monkeypatch: pytest.Mo
     ):
         make_gymnasium(f"{__name__}:Many")
     assert make_gymnasium(f"{__name__}:Many", 2, vectorization="native").name == "Many"
+    gymnasium.register("Long", vector_entry_point=lambda num_envs: ReturnsMany(BOTH, NO, {}), max_episode_steps=9)
+    with pytest.raises(SettingsError, match=r"expected a vector form that takes the max_episode_steps of its"):
+        make_gymnasium(f"{__name__}:Long", 2, vectorization="native")
     with pytest.raises(SettingsError, match=r"'steps'.*; expected those that it takes"):
         read_wrappers('[{"class": "gymnasium.wrappers.TimeLimit", "steps": 3}]')[0](Returns(None))
 
@@ -338,7 +361,7 @@ def test_an_environment_under_the_other_bridge_or_without_its_module_has_the_rem
         (make_gymnasium, "thermo:Thermos-v0", "write thermo:Thermo-v0"),
         (make_gymnasium, "empty_module:A-v0", r"let .*/empty_module.py register it, by gymnasium.register\(id='A-v0'"),
         (make_gymnasium, "turns_module", "write name: pettingzoo for the environment of the module turns_module"),
-        (make_pettingzoo, "thermo:Thermo-v0", "write name: gymnasium for its ids"),
+        (make_pettingzoo, "thermo:Thermo-v0", "write name: gymnasium for an id of Gymnasium, env_id: thermo for"),
         (make_pettingzoo, "thermo", "write name: gymnasium and env_id: thermo:Thermo-v0"),
         (make_gymnasium, "wave:A-v0", "rename the module of yours, which Python's own wave hides"),
         (make_pettingzoo, "wave", "rename the module of yours, which one of Python's own with this name hides"),
@@ -543,6 +566,7 @@ class Turns(AECEnv[str, Any, Any]):
         self.mistake = mistake
         if mistake == "space":
             self.action_space = spaces.Discrete(2)
+        self.possible_agents = ["a", "a"] if mistake == "twice" else ["a", "b"]
 
     def observation_space(self, agent: str) -> Any:
         return spaces.Dict(observation=spaces.Box(0, 1, (1,)), action_mask=spaces.Box(0, 1, (2,), np.int8))
@@ -560,6 +584,8 @@ class Turns(AECEnv[str, Any, Any]):
             self.terminations.clear()
         if self.mistake == "attribute":
             del self.agent_selection
+        if self.mistake == "alias":
+            self.agents = self.possible_agents
 
     def observe(self, agent: str) -> Any:
         return {"observation": ZERO} | ({} if self.mistake == "mask" else {"action_mask": np.ones(2, np.int8)})
@@ -577,6 +603,8 @@ class Turns(AECEnv[str, Any, Any]):
         self.terminations = dict.fromkeys("ab", "no" if self.mistake == "flag" else self.turns == 2)
         if self.mistake == "empty" and self.turns == 2:
             self.agents = []
+        if self.mistake == "ends":
+            self.terminations.clear()
 
 
 @pytest.mark.parametrize(
@@ -593,10 +621,13 @@ class Turns(AECEnv[str, Any, Any]):
             "entry",
             r"got no 'a' in self.terminations after reset\(\); expected an entry for each.* \(reset\(\) of Turns, ",
         ),
+        ("ends", r"got no 'b' in self.terminations after step\(\); .*; set them all in step\(\)"),
+        ("alias", r"got possible_agents \[\] after an episode; .*; let self.agents be another list"),
+        ("twice", r"got the agents \['a', 'a'\] in possible_agents; expected a name of its own for each"),
         ("last", r"got None \(NoneType\) from last\(\); expected a tuple of 5: .* \(last\(\) of Turns, "),
         ("flag", r"got 'no' \(str\) as termination of agent 'b' in area 0; expected True or False"),
         ("empty", "got an episode that is over, because self.agents is empty, without an end of a, b"),
-        ("attribute", r"got Turns without agent_selection; expected one; .* \(reset\(\) of Turns, "),
+        ("attribute", r"got Turns without agent_selection; expected one; set it in reset\(\) \(reset\(\) of Turns, "),
         ("space", r"got action_space that is Discrete\(2\) .*; define action_space\(self, agent\)"),
     ],
 )
@@ -608,7 +639,7 @@ def test_mistakes_of_an_environment_in_turns_are_explained(
         play(lambda **_: Turns(mistake), "env", monkeypatch)
 
 
-@pytest.mark.parametrize("mistake", ["", "sum"])
+@pytest.mark.parametrize("mistake", ["", "sum", "none"])
 def test_rewards_that_are_counted_again_are_noted_once(
     mistake: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -617,15 +648,21 @@ def test_rewards_that_are_counted_again_are_noted_once(
             if self.terminations[agent := self.agent_selection]:
                 super().step(action)
                 return
-            if not mistake:
+            if mistake != "sum":
                 self._cumulative_rewards[agent] = 0
             super().step(action)
             self.rewards = {"a": 0.25, "b": 0.25}
-            self._accumulate_rewards()
+            if mistake != "none":
+                self._accumulate_rewards()
 
     play(lambda **_: Paying(""), "env", monkeypatch)
-    noted = "notice: self._cumulative_rewards['b'] is 0.5 after its step(), and its reward 0.25; step() begins with "
-    assert [line[: len(noted)] for line in capsys.readouterr().err.splitlines()] == ([noted] if mistake else [])
+    begins = "begins with self._cumulative_rewards[agent] = 0"
+    noted = {
+        "sum": f"['b'] is 0.5 after its step(), and its reward 0.25; step() {begins}",
+        "none": "['a'] is 0 after its step(), and its reward 0.25; step() ends with self._accumulate_rewards()",
+    }
+    lines = [f"notice: self._cumulative_rewards{noted[mistake]}"] if mistake else []
+    assert capsys.readouterr().err.splitlines() == lines
 
 
 def test_an_environment_without_close_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
