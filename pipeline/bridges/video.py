@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from sparring.pipeline.bridges.explain import shown
+from sparring.pipeline.bridges.explain import say, shown
 from sparring.pipeline.bridges.spaces import Value, import_optional
-from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.errors import NOTICE, SettingsError
 from sparring.pipeline.files import write_atomically
 
 if TYPE_CHECKING:
@@ -87,7 +87,10 @@ class Video:
             first, *others = self._frames
             content = io.BytesIO()
             first.save(content, "GIF", save_all=True, append_images=others, duration=self._frame_ms, loop=0)
-            write_atomically(self._path, content.getvalue(), durable=False)
+            try:
+                write_atomically(self._path, content.getvalue(), durable=False)
+            except OSError as error:  # the episodes count all the same
+                say(f"{NOTICE}the video is not written: {error}\n")
         self._is_written = True
 
 

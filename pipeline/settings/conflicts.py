@@ -253,6 +253,12 @@ def ignored(settings: Settings) -> Iterator[Conflict]:
                 f"got team_change {own.team_change} with max_steps {most}; expected at most max_steps, because the "
                 "learning team does not change before; lower team_change (not written, it is 5 x save_steps)",
             )
+        elif own is not None and own.save_steps > most:
+            yield Conflict(
+                ((*place, "self_play", "save_steps"), (*place, "max_steps")),
+                f"got save_steps {own.save_steps} with max_steps {most}; expected at most max_steps, because no "
+                "snapshot is saved before; lower save_steps",
+            )
         for name, signal in behavior.reward_signals.named().items():
             if isinstance(signal, IntrinsicSettings) and signal.network_settings.memory is not None:
                 yield Conflict(

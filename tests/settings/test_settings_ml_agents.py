@@ -118,6 +118,11 @@ def test_schedules_follow_the_learning_rate_in_settings_without_a_file() -> None
             "got team_change 50001 with max_steps 50000; expected at most max_steps",
         ),
         (
+            "behaviors:\n  A:\n    max_steps: 50000\n    self_play: {save_steps: 50001, team_change: 1000}",
+            "run.yaml:4: behaviors.A.self_play.save_steps",
+            "got save_steps 50001 with max_steps 50000; expected at most max_steps",
+        ),
+        (
             "behaviors:\n  A:\n    self_play:\n      save_steps: 200000",
             "run.yaml:4: behaviors.A.self_play.save_steps",
             "got team_change 1000000 with max_steps 500000; expected at most max_steps",

@@ -223,6 +223,24 @@ def test_a_video_shows_the_first_area_from_its_first_frame(tmp_path: Path) -> No
     assert seen == pytest.approx([0, 60, 120, 180, 0, 60], abs=8)
 
 
+def test_a_video_without_room_is_noted_and_leaves_the_former_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    file = tmp_path / "video.gif"
+    file.write_bytes(b"former")
+    monkeypatch.setattr("sparring.pipeline.files.put", full)
+    screen = Screen()
+    screen.reset()
+    video = Video(screen, str(file), 30)
+    video.step(0)
+    video.close()
+    assert capsys.readouterr().err == "notice: the video is not written: [Errno 28] No space left on device\n"
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"former"]
+
+
 def test_a_video_is_bounded_and_of_the_first_simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "video.gif"
     screen = Screen()
