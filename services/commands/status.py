@@ -47,10 +47,15 @@ def run(args: Namespace) -> int:
     elif not args.watch:
         console.print(_shown(folder, read(folder)))
     else:
-        with contextlib.suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
+        on_terminal = Live(console=console, auto_refresh=False) if console.is_terminal else contextlib.nullcontext()
+        with contextlib.suppress(KeyboardInterrupt), on_terminal as live:
             while True:
                 report = read(folder)
-                live.update(_shown(folder, report), refresh=True)
+                shown = _shown(folder, report)
+                if live is None:
+                    console.print(shown)
+                else:
+                    live.update(shown, refresh=True)
                 if report["summary"] is not None:
                     break
                 time.sleep(_EVERY_S)

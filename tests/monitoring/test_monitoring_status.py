@@ -114,7 +114,12 @@ def test_json_contains_status_and_summary(fake_run: FakeRun, folder: Path) -> No
     assert content["status"]["behaviors"]["Balance"]["step"] == 12_000
 
 
-def test_watch_ends_with_the_run(fake_run: FakeRun, folder: Path) -> None:
+@pytest.mark.parametrize("on_terminal", [False, True])
+def test_watch_shows_each_second_and_ends_with_the_run(
+    fake_run: FakeRun, folder: Path, on_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if on_terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
     write_status(fake_run, folder)
     slept: list[float] = []
 
@@ -126,6 +131,7 @@ def test_watch_ends_with_the_run(fake_run: FakeRun, folder: Path) -> None:
     code, text = watch_status(str(folder), "--watch", now_s=EPOCH_S, sleep=sleep)
     assert code == 0
     assert slept == [1.0, 1.0, 1.0]
+    assert text.count("12,000 of 500,000") >= 3
     assert "failed after 65 s" in text
 
 
