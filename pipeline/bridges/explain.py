@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, Protocol, TypeVar
@@ -17,7 +18,7 @@ import numpy as np
 
 import sparring
 from sparring.pipeline import plugins
-from sparring.pipeline.errors import ExplainedError, SparringError, described
+from sparring.pipeline.errors import ExplainedError, SparringError, described, did_you_mean
 from sparring.pipeline.specs import SpecError
 
 if TYPE_CHECKING:
@@ -189,6 +190,12 @@ def _uncallable(call: str, error: TypeError) -> SpecError:
         raise error
     arguments = {"reset": "seed=None, options=None", "step": "action"}[call]
     return SpecError(got=str(error), expected=f"def {call}(self, {arguments})", remedy="correct its arguments")
+
+
+def meant(options: Iterable[str], bridge: Callable[..., object]) -> str | None:
+    """Returns the question whether an option of a bridge itself is meant by one of those of an environment."""
+    known = inspect.signature(bridge).parameters
+    return next((hint for one in options if (hint := did_you_mean(one, known)) is not None), None)
 
 
 def wrong_value(name: str, value: Value, space: Space[Value], whose: str | None, *, is_found: bool) -> SpecError:

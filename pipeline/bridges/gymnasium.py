@@ -23,6 +23,7 @@ from sparring.pipeline.bridges.explain import (
     attribute,
     flag,
     is_pythons,
+    meant,
     naming_code,
     not_finite,
     number,
@@ -110,6 +111,9 @@ def make_gymnasium(
         if vectorization == "native" or has_native:
             vector = gymnasium.make_vec(env_id, areas, vectorization_mode="vector_entry_point", **options)
             if vector.metadata.get("autoreset_mode") == gymnasium.vector.AutoresetMode.NEXT_STEP:
+                if (found := attribute(vector, "num_envs")) != areas:
+                    got, expected = f"num_envs {found} of the vector form of {env_id!r}", f"{areas}, as asked for"
+                    raise SpecError(got=got, expected=expected, remedy="set self.num_envs to the argument num_envs")
                 return check_images(NativeGame(name, vector, observe), images)
             vector.close()
             if vectorization == "native":
@@ -175,7 +179,7 @@ def _refusal(env_id: str, options: Mapping[str, Option], error: Exception) -> Se
             remedy = "let its __init__ take them, or leave them out of register()"
         case TypeError() if options:
             got, expected = f"{got} with options {options}", "an environment that takes its options"
-            remedy = "correct the options, or the environment"
+            remedy = meant(options, make_gymnasium) or "correct the options, or the environment"
         case TypeError():
             expected, remedy = "an environment that needs no options", "give those that it takes, or correct it"
         case _:

@@ -23,6 +23,7 @@ from sparring.pipeline.bridges.explain import (
     attribute,
     flag,
     is_pythons,
+    meant,
     naming_code,
     number,
     place_of,
@@ -145,9 +146,9 @@ def make_pettingzoo(
     try:
         envs = make_areas(partial(make, **options), areas, classes, video)
     except TypeError as error:
+        remedy = meant(options, make_pettingzoo) or "check the environment's documentation"
         raise SettingsError(
-            f"got options {options} for {env_id!r}: {error}{place_of(error)}; expected its own; check the "
-            "environment's documentation"
+            f"got options {options} for {env_id!r}: {error}{place_of(error)}; expected its own; {remedy}"
         ) from error
     form = TurnGame if hasattr(envs[0], "last") else ParallelGame
     if shared_reward and form is TurnGame:

@@ -181,6 +181,8 @@ class Observations:
         self.specs = tuple(leaf.spec for leaf in self._leaves)
         self._highest = {spec.name: 0.0 for spec in self.specs if spec.kind == "image"}
         self._looks = _LOOKS if self._highest else 0
+        self._known = {leaf.path[0] for leaf in self._leaves if leaf.path} | {MASK}
+        self._is_new = len(self._known) > 1
 
     def rows(self, items: Sequence[Value], whose: Callable[[int], str] = lambda _: "") -> tuple[Array, ...]:
         """Returns columns [n, *shape] for each observation, from one value per agent.
@@ -193,6 +195,7 @@ class Observations:
             SpecError: a value is not one of the space; it is named.
             NotFinite: a value is NaN or infinite.
         """
+        self._note_unread(items[0] if items else None)
         try:
             return self._seen(_read(leaf, [_at(item, leaf.path) for item in items], whose) for leaf in self._leaves)
         except _UNREADABLE:
@@ -202,11 +205,19 @@ class Observations:
 
     def batch(self, items: Value) -> tuple[Array, ...]:
         """Returns the same columns from values that a vector environment has already batched. Raises as `rows`."""
+        self._note_unread(items)
         try:
             return self._seen(_read(leaf, _at(items, leaf.path), lambda row: f" in row {row}") for leaf in self._leaves)
         except _UNREADABLE:
             self._check(items, lambda values: values, None)
             raise
+
+    def _note_unread(self, item: Value) -> None:
+        """Notes once which entries of an observation its space lacks."""
+        if self._is_new and isinstance(item, Mapping):
+            self._is_new = False
+            if unread := [str(key) for key in item if key not in self._known]:
+                sys.stderr.write(f"{NOTICE}the observation_space lacks {', '.join(unread)}, which are not read\n")
 
     def _seen(self, columns: Iterable[Array]) -> tuple[Array, ...]:
         """Returns the columns; after some frames it notes images that have another scale than they are read with."""
@@ -364,7 +375,7 @@ def _leaves(space: Space[Value], path: Path, brightest: int, images: set[str] | 
             yield _Leaf(
                 ObservationSpec(name=name, shape=(size,)),
                 path,
-                partial(_vectors, shape=space.shape),
+                partial(_vectors, shape=space.shape, is_binary=isinstance(space, spaces.MultiBinary)),
                 space,
             )
         case spaces.Discrete():
@@ -385,13 +396,15 @@ def _leaves(space: Space[Value], path: Path, brightest: int, images: set[str] | 
             )
 
 
-def _vectors(items: Value, shape: tuple[int, ...]) -> Array:
+def _vectors(items: Value, shape: tuple[int, ...], *, is_binary: bool) -> Array:
     """Returns values of a shape as vectors.
 
     Raises:
-        ValueError: they have another shape, and not only further dimensions of 1.
+        ValueError: they have another shape, and not only further dimensions of 1; or one should be 0 or 1.
     """
     values = numbers(items)
+    if is_binary and ((values != 0) & (values != 1)).any():
+        raise ValueError("neither 0 nor 1")
     found = values.shape[1:]
     if found != shape and [one for one in found if one != 1] != [one for one in shape if one != 1]:
         raise ValueError("another shape")

@@ -251,8 +251,8 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
         assembly: one process for all stepping processes, or one for each.
         ranks: processes of each learner, which share the rows of its minibatches.
         torch_threads: torch threads of each process.
-        leave_cores_to_learners: services other than learners leave as many CPU cores free as the learners have threads,
-            if any remain (Linux); so do launched simulators, if each has a core then. Learners may run on all.
+        leave_cores_to_learners: stepping leaves as many CPU cores free as the learners have threads, if any remain
+            (Linux); so do launched simulators, if each has a core then. All others may run on all.
         stop_timeout_s: seconds for a service to stop in order.
         metrics_address: `tcp://HOST:PORT` at which the monitor answers Prometheus by HTTP; None for no answers.
         export: write every checkpoint as ONNX too, in a process of low priority, if the extra `onnx` is installed.

@@ -143,7 +143,6 @@ class Stepper:
             for key, connection in self.connections.items():
                 if any(one.behavior is behavior for one in connection.behaviors.values()):
                     refused[key] = contradiction(behavior.name, behavior.spec, specs[behavior.name])
-                    connection.frame = None
                     self.disconnect(key)
             behavior.replace_spec(specs[behavior.name])
         return refused

@@ -21,13 +21,13 @@ from sparring.pipeline.compliance.steps import StepWatch
 from sparring.pipeline.compliance.trial import random_actions
 from sparring.pipeline.errors import FAILED, NOTICE, SettingsError, SparringError, how_ended
 from sparring.pipeline.games.registry import make, names, parse_options
-from sparring.pipeline.messages.simulator import BehaviorReport, Step
+from sparring.pipeline.messages.simulator import BehaviorReport, Decisions, Ends, Step
 from sparring.pipeline.monitoring.logs import printable
 from sparring.pipeline.settings import Settings, read
 from sparring.pipeline.settings.document import Problem
 from sparring.pipeline.settings.load import LoadedSettings
 from sparring.pipeline.simulation.game import Game, ScriptedGame
-from sparring.pipeline.specs import BehaviorId, BehaviorSpec
+from sparring.pipeline.specs import Array, BehaviorId, BehaviorSpec
 from sparring.pipeline.stepping.limits import check_behaviors, check_network, check_scripts, unknown_behavior
 from sparring.pipeline.stepping.validation import describe_report
 from sparring.services.commands.runs import add_assigned, check_positive, natural
@@ -40,6 +40,7 @@ _LOOK_S = 0.1
 _STRAYS_S = 5.0
 _LARGE = 100.0
 """Values beyond this train badly as they are."""
+_LARGE_REWARD = 1e4
 _SHORT = 2.0
 """A call that takes too long is noticed within this time."""
 
@@ -195,6 +196,9 @@ class Trial:
         self._lengths: defaultdict[tuple[str, int], int] = defaultdict(int)
         self._ended_after: list[int] = []
         self._is_rewarded = False
+        self._highest = 0.0  # reward
+        self._before: dict[tuple[str, int], tuple[Array, ...]] = {}
+        self._moving: dict[str, bool] = {}
         self._acting: set[str] = set()
         self._ranges: dict[str, tuple[float, float]] = {}
         self.name = str(options.get("env_id", name))
@@ -278,11 +282,23 @@ class Trial:
                         self._ended_after.append(self._lengths.pop(key, 0))
                     else:
                         self._lengths[key] += 1
+                self._watch_movement(report.behavior, rows, is_end=rows is report.ends)
+                self._highest = max(self._highest, float(np.abs(rows.rewards).max(initial=0)))
                 self._is_rewarded |= rows.group_rewards is not None and bool(rows.group_rewards.any())
                 for values, spec in zip(rows.observations, observations, strict=True):
                     low, high = self._ranges.get(spec.name, (np.inf, -np.inf))
                     self._ranges[spec.name] = min(low, float(values.min())), max(high, float(values.max()))
         return True
+
+    def _watch_movement(self, behavior: str, rows: Decisions | Ends, *, is_end: bool) -> None:
+        """Notes whether any observation of an agent differs from that of its step before."""
+        for row, agent in enumerate(rows.agents.tolist()):
+            seen = tuple(values[row] for values in rows.observations)
+            if (before := self._before.pop((behavior, agent), None)) is not None:
+                moves = not all(map(np.array_equal, before, seen))
+                self._moving[behavior] = self._moving.get(behavior, False) or moves
+            if not is_end:
+                self._before[behavior, agent] = seen
 
     def _summary(self, steps: int, decided: int, seconds: float) -> Iterator[str]:
         seen = [one for spec in self.watch.specs.values() for one in spec.observations]
@@ -298,6 +314,11 @@ class Trial:
                 yield f"  notice: {name} was the same in every step, so that nothing can be learned from it"
             if name not in images and max(-low, high) > _LARGE and not is_normalized:
                 yield f"  notice: the values of {name} are large; set network_settings.normalize: true"
+        for behavior, moves in self._moving.items():
+            if not moves and any(low != high for low, high in self._ranges.values()):
+                yield f"  notice: {behavior} observed the same in each step of an episode; does step() return new ones?"
+        if self._highest > _LARGE_REWARD:
+            yield f"  notice: rewards are up to {self._highest:.4g}; set reward_signals.extrinsic.normalize: true"
         if silent := sorted(self.watch.specs.keys() - self._acting):
             names = ", ".join(silent)
             yield f"  notice: no agent of {names} has acted; where agents take turns, step() selects the next one"

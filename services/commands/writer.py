@@ -34,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
     parser.add_argument("name", help="of the writer, as tensorboard")
     parser.add_argument("--run", type=Path, required=True, help="folder of a run that was prepared")
-    parser.add_argument("--cores", help="CPU cores to run on, as 0,1 (default: all)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,8 +44,6 @@ def run(args: argparse.Namespace) -> int:
     """
     directory, name = args.run.absolute(), args.name
     prepared, _ = load_run(directory)
-    if args.cores:
-        os.sched_setaffinity(0, {int(core) for core in args.cores.split(",")})
     os.nice(NICENESS)
     for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGTTOU):
         signal.signal(ignored, signal.SIG_IGN)  # it ends with the run, or is killed

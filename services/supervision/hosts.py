@@ -64,7 +64,7 @@ class Processes:
             cores = ",".join(map(str, self.topology.cores.get(plan.name, ())))
             return self.host.watched(plan.name, plan.command, {**plan.environment, CORES_VARIABLE: cores})
         if isinstance(plan, WriterPlan):
-            arguments = ["writer", plan.writer, "--run", str(self.topology.run.directory), *self._cores(plan)]
+            arguments = ["writer", plan.writer, "--run", str(self.topology.run.directory)]
             if not self.forks:
                 return self.host.start(plan.name, [*SPARRING, *arguments], {"OMP_NUM_THREADS": "1"})
             return await self.host.forked(plan.name, arguments, {"OMP_NUM_THREADS": "1"})
@@ -79,11 +79,9 @@ class Processes:
         """Returns the arguments and variables of a service's process."""
         arguments = ["service", plan.name, "--run", str(self.topology.run.directory)]
         arguments += ["--start", incarnation, *(["--first"] if first else [])]
-        return arguments + self._cores(plan), {"OMP_NUM_THREADS": str(plan.threads or 1)}
-
-    def _cores(self, plan: Plan) -> list[str]:
-        cores = self.topology.cores.get(plan.name)
-        return ["--cores", ",".join(map(str, cores))] if cores else []
+        if cores := self.topology.cores.get(plan.name):
+            arguments += ["--cores", ",".join(map(str, cores))]
+        return arguments, {"OMP_NUM_THREADS": str(plan.threads or 1)}
 
 
 class HostElsewhere(Protocol):

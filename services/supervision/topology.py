@@ -137,10 +137,8 @@ class Topology:
         """Returns the CPU cores of this machine that a part may run on, by its name; others may run on all."""
         if self.run.clustered:  # the learners are elsewhere
             return {}
-        services, simulators, writers = (
-            [plan.name for plan in plans] for plans in (self.services, self.simulators, self.writers)
-        )
-        return cores_beside_learners(self.run.settings, [*services, *writers], simulators, usable_cores())
+        services, simulators = ([plan.name for plan in plans] for plans in (self.services, self.simulators))
+        return cores_beside_learners(self.run.settings, services, simulators, usable_cores())
 
     def with_behaviors(self, names: Sequence[str], ports: Ports) -> Topology:
         """Returns a topology with learners for further behaviors, and all that they need.
@@ -171,8 +169,10 @@ _PLAIN: Final = ("id", "seed", "resumed", "addresses", "simulators", "insecure",
 """Fields of a run that its file holds as they are; those of older versions lack some that have a default."""
 
 
-_NICENESS: Final = {"assembly": 5, "coordination": 5, "learning": 3, "monitor": 10}
-"""A simulator waits for stepping at each of its messages; weights are needed only once in a buffer."""
+_NICENESS: Final = {"assembly": 15, "coordination": 15, "learning": 3, "monitor": 15}
+"""A simulator waits for stepping at each of its messages; weights are needed only once in a buffer. What runs on all
+cores takes what stepping and the learner leave: where that is too little, backpressure slows stepping.
+"""
 
 
 def build(
@@ -392,15 +392,17 @@ def usable_cores() -> tuple[int, ...]:
 def cores_beside_learners(
     settings: Settings, services: Sequence[str], simulators: Sequence[str], usable: Sequence[int]
 ) -> dict[str, tuple[int, ...]]:
-    """Returns the cores of every part but the learners, so that none takes a core from a learner.
+    """Returns the cores of stepping and of the simulators, so that these do not take a core from a learner.
 
     It is empty where the learners have a thread for every core. Simulators that are more than the cores which are left
-    may run on all cores, because they compute side by side.
+    may run on all cores, because they compute side by side. All other parts may run on all cores, too: their priority
+    is the lowest, so that they take what is left.
     """
     learners = {name for name in services if name.startswith("learning-")}
     pipeline = settings.pipeline
     rest = tuple(usable[pipeline.torch_threads.learning * pipeline.ranks * len(learners) :])
     if not pipeline.leave_cores_to_learners or not rest:
         return {}
-    placed = [*services, *simulators] if len(simulators) <= len(rest) else services
-    return {name: rest for name in placed if name not in learners}
+    stepping = [name for name in services if name.startswith("stepping")]
+    placed = [*stepping, *simulators] if len(simulators) <= len(rest) else stepping
+    return dict.fromkeys(placed, rest)

@@ -69,10 +69,10 @@ def test_each_stepping_process_may_have_an_assembly_of_its_own(tmp_path: Path) -
     usable=st.sets(st.integers(0, 127), max_size=40),
     simulators=st.integers(0, 8),
 )
-def test_all_parts_leave_as_many_cores_to_learners_as_these_have_threads(
+def test_stepping_and_simulators_leave_as_many_cores_to_learners_as_these_have_threads(
     learning: int, processes: int, usable: set[int], simulators: int
 ) -> None:
-    """Without a free core every part may use all cores; learners always may, and simulators where they are too many."""
+    """Without a free core every part may use all cores; others always may, and simulators where they are too many."""
     settings = settings_of(learning, processes)
     stepping = {f"stepping-{index}": "" for index in range(processes)}
     run = Run(id="r", directory=Path(), settings=settings, seed=0, addresses=stepping, simulators={})
@@ -83,8 +83,7 @@ def test_all_parts_leave_as_many_cores_to_learners_as_these_have_threads(
     if left < 1:
         assert found == {}
         return
-    placed = launched if simulators <= left else []
-    assert set(found) == {*stepping, "assembly", "coordination", "monitor", *placed}
+    assert set(found) == {*stepping, *(launched if simulators <= left else [])}
     assert all(set(cores) <= usable and len(cores) == left for cores in found.values())
     assert len(set(found.values())) == 1
 

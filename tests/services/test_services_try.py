@@ -292,6 +292,41 @@ def test_what_looks_like_a_mistake_and_breaks_no_rule_is_noted(
     assert "the image 'observation' has values up to 1: bytes are divided by 255" in shown.err
 
 
+STALE = """
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Stale(gymnasium.Env):
+    observation_space, action_space = spaces.Dict(a=spaces.Box(0, 1, (2,))), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.seen = {"a": self.np_random.random(2), "b": 1}
+        self.left = 5
+        return self.seen, {}
+
+    def step(self, action):
+        self.left -= 1
+        return self.seen, 1e6, not self.left, False, {}
+
+
+gymnasium.register("Stale-v0", Stale)
+"""
+
+
+def test_observations_that_never_change_in_an_episode_large_rewards_and_unread_entries_are_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "stale_env.py").write_text(STALE)
+    assert main(["try", "stale_env:Stale-v0", "--python-path", str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    assert "  notice: Stale?team=0 observed the same in each step of an episode" in out
+    assert "  notice: rewards are up to 1e+06; set reward_signals.extrinsic.normalize: true" in out
+    assert err == "notice: the observation_space lacks b, which are not read\n"
+
+
 CONFIGURATION = """
 behaviors: {board_c: {max_steps: 100}}
 simulators: [{name: gymnasium, options: {env_id: "board_c:board_c-v0"%s}}]

@@ -48,5 +48,5 @@ def test_ranks_are_processes_and_need_them(tmp_path: Path, capsys: pytest.Captur
 
 def test_other_parts_leave_a_core_to_each_rank() -> None:
     settings = loaded("behaviors: {A: {}}\npipeline: {ranks: 2}").settings
-    found = cores_beside_learners(settings, ["assembly", "learning-A"], [], range(4))
-    assert found == {"assembly": (2, 3)}
+    found = cores_beside_learners(settings, ["stepping-0", "assembly", "learning-A"], [], range(4))
+    assert found == {"stepping-0": (2, 3)}

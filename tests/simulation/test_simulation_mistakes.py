@@ -37,6 +37,7 @@ IMAGE = spaces.Box(0, 255, (8, 8, 3), np.uint8)
         (spaces.Box(0, 1, (2,)), np.zeros(2, complex), "of complex128"),
         (spaces.Box(0, 1, (2,)), np.ma.masked_array(np.zeros(2), [True, False]), r"got a masked array \(2,\)"),
         (spaces.Discrete(5), 1.5, "got 1.5"),
+        (spaces.MultiBinary(2), np.array([1, 2]), r"got an array \(2,\) of int64 with values from 1 to 2"),
         (IMAGE, np.full((8, 8, 3), "7"), "of <U1"),
         (IMAGE, np.zeros((3, 8, 8), np.uint8), r"got an array \(3, 8, 8\) of uint8"),
         (IMAGE, np.full((8, 8, 3), 0.5), r"float64 with values from 0.5 to 0.5"),
@@ -328,6 +329,7 @@ def test_what_cannot_be_made_has_the_remedy_for_its_cause(monkeypatch: pytest.Mo
         ("Nowhere-v0", {}, "expected a registered id; .* or write MODULE:Nowhere-v0"),
         ("nomodule:A-v0", {}, "No module named 'nomodule'.*expected a module that is installed, beside"),
         ("CartPole-v1", {"gravitty": 9}, "'gravitty'.*expected an environment that takes its options"),
+        ("CartPole-v1", {"brightnest": 9}, "'brightnest'.*; did you mean brightest?"),
         (f"{__name__}:Returns-v0", {}, r"'begun'.*; expected an environment that needs no options"),
         (f"{__name__}:Objects-v0", {}, "expected a subclass of gymnasium.Env; .*vector_entry_point="),
         ("./mine.py:A-v0", {}, "a path; expected the name of a module, as MODULE:ID; write mine:A-v0, and give"),
@@ -341,6 +343,8 @@ def test_what_cannot_be_made_has_the_remedy_for_its_cause(monkeypatch: pytest.Mo
     ):
         make_gymnasium(f"{__name__}:Many")
     assert make_gymnasium(f"{__name__}:Many", 2, vectorization="native").name == "Many"
+    with pytest.raises(SpecError, match=r"got num_envs 2 of the vector form .*; expected 8, as asked for"):
+        make_gymnasium(f"{__name__}:Many", 8, vectorization="native")
     gymnasium.register("Long", vector_entry_point=lambda num_envs: ReturnsMany(BOTH, NO, {}), max_episode_steps=9)
     with pytest.raises(SettingsError, match=r"expected a vector form that takes the max_episode_steps of its"):
         make_gymnasium(f"{__name__}:Long", 2, vectorization="native")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparring.pipeline.errors import RemoteProtocolError
 from sparring.pipeline.messages.state import StepAllowance
+from sparring.pipeline.specs import ActionSpec
 from sparring.pipeline.stepping.waiting import WEIGHTS
 from tests.stepping.stepping_fakes import SPEC, FakePolicy, FakeSimulator
 from tests.stepping.stepping_records import step_of
@@ -299,3 +302,24 @@ def test_agents_of_an_added_behavior_are_reported_only_once_it_has_weights() -> 
     scene.check_counts()
     for name in ("A", "B"):
         scene.check_steps(name)
+
+
+def test_simulators_with_another_spec_than_the_run_has_are_disconnected_and_others_play() -> None:
+    """The run may have its spec from another stepping process, or from before this one was restarted."""
+    scene = Scene(random.Random(0))
+    wrong, right = (FakeSimulator(number, random.Random(number), ("A",), 3) for number in (1, 2))
+    wrong.specs = {"A": dataclasses.replace(SPEC, actions=ActionSpec(discrete=(2,)))}
+    scene.connect(1, wrong)
+    (refused,) = scene.stepper.adopt_specs({"A": SPEC}).items()
+    assert (refused[0], refused[1].code) == (1, "specs")
+    scene.connect(2, right)
+    scene.grant_all()
+    scene.send(2)
+    assert [key for key, *_ in scene.tick().acts] == [2]
+    assert [*scene.stepper.connections] == [2]
+    with pytest.raises(RemoteProtocolError, match="got another spec for 'A'"):
+        scene.connect(3, wrong)
+    assert scene.stepper.adopt_specs({"A": SPEC}) == {}
+    scene.stepper.adopt_specs({"A": SPEC, "B": SPEC})
+    with pytest.raises(RemoteProtocolError, match="got another spec for 'B'"):
+        scene.stepper.connect(4, 4, {"B": wrong.specs["A"]})

@@ -17,7 +17,6 @@ from typing import Final, Literal
 from pydantic import TypeAdapter, ValidationError
 from structlog.typing import FilteringBoundLogger
 
-from sparring.pipeline.errors import described
 from sparring.pipeline.files import regular, write_atomically
 from sparring.pipeline.monitoring.events import Event, EventFiles, Position, present
 from sparring.pipeline.monitoring.logs import file_name
@@ -173,12 +172,12 @@ class Delivery:
         self._save(is_calling=True)
         try:
             self._writer.write(event)
-        except BaseException as error:  # an interrupt, too, which this process ignores
+        except (Exception, SystemExit) as error:
             self._failed += 1
             self._state.add("raised")
             self._log.error("writer_raised", kind=event.kind, failures=self._failed, exc_info=error)
             if self._failed == 1:
-                self._notice(f"{described(error):.300}; this {event.kind} is lost")
+                self._notice(f"{error!r:.300}; this {event.kind} is lost")
             if self._failed >= self._failures:
                 self._failed, self._paused_until = 0, self._clock() + self._pause_s
                 self._notice(f"raised {self._failures} times in a row; tried again in {self._pause_s:g} s")
