@@ -300,9 +300,9 @@ class _PettingZooBase:
         """Begins an episode and adds its first decisions."""
         area.match += 1
         area.playing.clear()
-        if (present := list(area.env.possible_agents)) != self._names:
+        if gone := [one for one in self._names if one not in area.env.possible_agents]:
             raise SpecError(
-                got=f"possible_agents {present} after an episode",
+                got=f"possible_agents without {_names(gone)} after an episode",
                 expected=f"those at its beginning, {self._names}",
                 remedy="let self.agents be another list, as in self.agents = self.possible_agents[:]",
             )

@@ -58,9 +58,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         listener = listening(host, port, _PORT)
     except OSError as error:
-        raise SettingsError(
-            f"got {host}:{port} as address of the page ({error.strerror}); expected one that is free; choose another"
-        ) from error
+        got = f"{args.address or host} as address of the page ({error.strerror})"
+        raise SettingsError(f"got {got}; expected one that is free; choose another") from error
     hosts = [host, socket.gethostname(), *args.host, *_LOOPBACK]
     named = args.host[0] if args.host else socket.gethostname() if host in ("0.0.0.0", "::") else host  # noqa: S104
     secret = page_token(shown) if shown else ""

@@ -626,7 +626,7 @@ class Turns(AECEnv[str, Any, Any]):
             r"got no 'a' in self.terminations after reset\(\); expected an entry for each.* \(reset\(\) of Turns, ",
         ),
         ("ends", r"got no 'b' in self.terminations after step\(\); .*; set them all in step\(\)"),
-        ("alias", r"got possible_agents \[\] after an episode; .*; let self.agents be another list"),
+        ("alias", r"got possible_agents without a, b after an episode; .*; let self.agents be another list"),
         ("twice", r"got the agents \['a', 'a'\] in possible_agents; expected a name of its own for each"),
         ("last", r"got None \(NoneType\) from last\(\); expected a tuple of 5: .* \(last\(\) of Turns, "),
         ("flag", r"got 'no' \(str\) as termination of agent 'b' in area 0; expected True or False"),
