@@ -90,7 +90,8 @@ class Stepping:
         )
         self.simulators = Simulators(self.stepper, server)
         self._published: dict[str, ProducedSteps] = {}  # by behavior
-        self._published_specs: tuple[int, dict[str, tuple[int, ...]], int] = (-1, {}, 0)  # and teams, described ones
+        # Number of specs, teams, number of described ids. Coordination waits for the first, even where there are none.
+        self._published_specs: tuple[int, dict[str, tuple[int, ...]], int] = (-1, {}, 0)
         self.outbox = StepOutbox(context, self.stepper, sender, self._behaviors, self.on_arrival)
         self.match_outbox = MatchOutbox(context, self.stepper.matches, results)
         context.registry.histogram("action_latency_s", LATENCY_BOUNDS)
