@@ -37,7 +37,6 @@ from sparring.pipeline.bridges.spaces import (
     Option,
     Value,
     check_images,
-    forbidden_choices,
     import_optional,
     note_unread_masks,
     read_wrappers,
@@ -58,6 +57,15 @@ Observe = Callable[["Space[Value]"], Observations]
 
 _RESET: Final = ("observation", "info")
 _STEP: Final = ("observation", "reward", "terminated", "truncated", "info")
+_ASKED: Final = {
+    "max_episode_steps": (
+        "a vector form that takes the max_episode_steps of its registration",
+        "let its __init__ take them, or leave them out of register()",
+    ),
+    "num_envs": ("a vector form that takes num_envs, the number of areas", "let its __init__ take it"),
+    "render_mode": ("an environment that takes render_mode, which a video needs", "let its __init__ take it"),
+}
+"""What is expected of the arguments of a constructor that Gymnasium calls, and the remedy."""
 _NATIVE_FROM = 8
 """Number of areas from which an environment's own vector form is faster than a loop over its single form."""
 
@@ -127,7 +135,9 @@ def make_gymnasium(
         make = partial(gymnasium.make, env_id, disable_env_checker=True, **options)  # what it returns is checked here
         envs = make_areas(make, areas, classes, video)
         return check_images(GymnasiumGame(name, envs, observe), images)
-    except (gymnasium.error.Error, TypeError, ImportError) as error:
+    except (gymnasium.error.Error, TypeError, ImportError, AttributeError) as error:
+        if isinstance(error, AttributeError) and error.name != "unwrapped":  # one that Gymnasium asks for
+            raise
         raise _refusal(env_id, options, error) from error
 
 
@@ -174,14 +184,15 @@ def _refusal(env_id: str, options: Mapping[str, Option], error: Exception) -> Se
         case TypeError() if "must inherit from" in str(error):
             expected = "a subclass of gymnasium.Env"
             remedy = "derive it from that, or register a vector environment with vector_entry_point="
-        case TypeError() if "argument 'max_episode_steps'" in str(error):
-            expected = "a vector form that takes the max_episode_steps of its registration"
-            remedy = "let its __init__ take them, or leave them out of register()"
+        case TypeError() if asked := next((one for one in _ASKED if f"argument '{one}'" in str(error)), ""):
+            expected, remedy = _ASKED[asked]
+        case AttributeError():
+            expected, remedy = "a vector form that is a subclass of gymnasium.vector.VectorEnv", "derive it from that"
         case TypeError() if options:
             got, expected = f"{got} with options {options}", "an environment that takes its options"
             remedy = meant(options, make_gymnasium) or "correct the options, or the environment"
         case TypeError():
-            expected, remedy = "an environment that needs no options", "give those that it takes, or correct it"
+            expected, remedy = "an environment that needs no options", "give those that it needs, or correct it"
         case _:
             expected, remedy = "an environment that can be made", "do what the message says"
     return SettingsError(f"got {got}: {str(error).rstrip('.')}{place_of(error)}; expected {expected}; {remedy}")
@@ -308,7 +319,7 @@ class GymnasiumGame(_GymnasiumBase):
         return self._observations.rows(seen, lambda row: f" of area {areas[row]}")
 
     def _masks(self, infos: Sequence[Mapping[str, Value]]) -> NDArray[np.bool_] | None:
-        return forbidden_choices([info.get("action_mask") for info in infos], self._actions.spec)
+        return self._actions.forbidden([info.get("action_mask") for info in infos])
 
 
 class NativeGame(_GymnasiumBase):
@@ -407,11 +418,11 @@ class NativeGame(_GymnasiumBase):
     def _masks(self, infos: Mapping[str, Value], areas: NDArray[np.int64]) -> NDArray[np.bool_] | None:
         """Returns the masks of some areas; `_action_mask` says which have one, as in the infos of all vectors."""
         if (masks := infos.get("action_mask")) is None:
-            return None
+            return self._actions.forbidden([])
         if len(masks) != len(self._areas):
             raise _wrong_column("info['action_mask']", masks, f"{len(self._areas)} masks, one for each area")
         given = infos.get("_action_mask", np.ones(len(masks), np.bool_))
-        return forbidden_choices([masks[area] if given[area] else None for area in areas], self._actions.spec)
+        return self._actions.forbidden([masks[area] if given[area] else None for area in areas])
 
 
 def _wrong_column(name: str, value: Value, expected: str) -> SpecError:

@@ -37,7 +37,6 @@ from sparring.pipeline.bridges.spaces import (
     Option,
     Value,
     check_images,
-    forbidden_choices,
     import_optional,
     note_unread_masks,
     read_wrappers,
@@ -396,7 +395,7 @@ class _PettingZooBase:
             rewards=rewards,
             groups=self._group_ids(np.array(agents)) if self._roles.groups else None,
             group_rewards=shared if self._roles.shared_reward else None,
-            masks=forbidden_choices(masks, self._writers[name].spec),
+            masks=self._writers[name].forbidden(masks),
             matches=matches if len(self._name_of) > 1 else None,
         )
 

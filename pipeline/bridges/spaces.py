@@ -93,6 +93,8 @@ def note_unread_masks(
         place: where a mask may stand in an observation; "" for nowhere.
     """
     if not spec.discrete:
+        if MASK in info:
+            sys.stderr.write(f"{NOTICE}info[{MASK!r}] is not read, because all actions are continuous\n")
         return
     right = f"info[{MASK!r}]" + (f", or {MASK!r} {place}" if place else "")
     for key, value in info.items():
@@ -231,7 +233,9 @@ class Observations:
                 highest, is_bytes = self._highest.get(spec.name, 0.0), spec.dtype == "uint8"
                 if highest == 1 if is_bytes else highest > 1:
                     expected = (
-                        "bytes are divided by 255 (option brightest)" if is_bytes else "floats are read as they are"
+                        "bytes are divided by 255 (option brightest)"
+                        if is_bytes
+                        else "floats are read as they are; divide them, or use bytes"
                     )
                     sys.stderr.write(f"{NOTICE}the image {spec.name!r} has values up to {highest:g}: {expected}\n")
         return found
@@ -282,6 +286,8 @@ class Actions:
 
         self.spec, self._values = _action(space)
         self._plain = isinstance(space, spaces.Discrete)
+        self._masked: list[bool] = []
+        """The observations of the first reset and of the first step came with masks."""
 
     def batch(self, continuous: Array, discrete: Array) -> Array:
         """Returns values [n, *space.shape] for continuous [n, continuous] and discrete [n, branches]."""
@@ -291,6 +297,17 @@ class Actions:
         """Returns the same values as a list for n agents; Discrete as plain int, which environments step fastest."""
         values = self._values(continuous, discrete)
         return values.tolist() if self._plain else list(values)
+
+    def forbidden(self, masks: Sequence[Value]) -> NDArray[np.bool_] | None:
+        """Returns `forbidden_choices`; notes on standard error if reset() gives masks and the first step() does not."""
+        found = forbidden_choices(masks, self.spec)
+        if len(self._masked) < 2:
+            self._masked.append(found is not None)
+            if self._masked == [True, False]:
+                sys.stderr.write(
+                    f"{NOTICE}info[{MASK!r}] is from reset() and not from step(); without it all choices are allowed\n"
+                )
+        return found
 
 
 def numbers(items: Value, dtype: DTypeLike = np.float32) -> Array:

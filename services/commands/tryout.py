@@ -328,7 +328,7 @@ class Trial:
         if self._ended:
             length, reward = np.mean(self._ended_after), np.mean(self._ended)
             if length < _SHORT:
-                yield "  notice: episodes are very short; does reset() begin a new one?"
+                yield "  notice: episodes are very short; does reset(), or step() of a vector form, begin a new one?"
             mean = f", on average after {length:.4g} steps, with a return of {reward:.4g}"
         played = f"played {steps} random steps ({decided:,} of agents) in {seconds:.2f} s"
         yield f"{played}: {len(self._ended)} episodes ended{mean}"

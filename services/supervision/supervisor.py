@@ -209,10 +209,10 @@ class Supervisor:
 
     async def _warn_of_unnamed(self) -> None:
         """Warns once of behaviors of the configuration that no simulator has named a while after the first one."""
-        while not self._named():  # noqa: ASYNC110 (retained topics)
+        while not (first := self._named()):  # noqa: ASYNC110 (retained topics)
             await anyio.sleep(LOOK_S)
         await anyio.sleep(NAMING_S)
-        run, named = self.active.topology.run, self._named()
+        run, named = self.active.topology.run, self._named() | first  # a restarted stepping process knows none yet
         if missing := sorted(run.settings.behaviors.keys() - named - {*run.added}):
             cause, effect = "no simulator has named them", "the run does not end without them"
             remedy = "correct the names, or remove them from the configuration"

@@ -322,7 +322,7 @@ def test_masks_of_a_vectorized_environment_count() -> None:
     np.testing.assert_array_equal(report.decisions.masks, [[False, False, False], [False, False, True]])
 
 
-def test_what_cannot_be_made_has_the_remedy_for_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_made_has_the_remedy_for_its_cause(tmp_path: Path) -> None:
     gymnasium.register("Returns-v0", Returns)
     gymnasium.register("Objects-v0", object)
     for env_id, options, explained in (
@@ -348,6 +348,17 @@ def test_what_cannot_be_made_has_the_remedy_for_its_cause(monkeypatch: pytest.Mo
     gymnasium.register("Long", vector_entry_point=lambda num_envs: ReturnsMany(BOTH, NO, {}), max_episode_steps=9)
     with pytest.raises(SettingsError, match=r"expected a vector form that takes the max_episode_steps of its"):
         make_gymnasium(f"{__name__}:Long", 2, vectorization="native")
+    gymnasium.register("Fixed", vector_entry_point=lambda: ReturnsMany(BOTH, NO, {}))
+    with pytest.raises(
+        SettingsError, match=r"expected a vector form that takes num_envs, the number of areas; let its"
+    ):
+        make_gymnasium(f"{__name__}:Fixed", 2, vectorization="native")
+    gymnasium.register("Plain", vector_entry_point=lambda num_envs: object())
+    with pytest.raises(SettingsError, match=r"expected a vector form that is a subclass of gymnasium.vector.VectorEnv"):
+        make_gymnasium(f"{__name__}:Plain", 2, vectorization="native")
+    gymnasium.register("Unseen", lambda: Returns(None))
+    with pytest.raises(SettingsError, match=r"expected an environment that takes render_mode, which a video needs"):
+        make_gymnasium(f"{__name__}:Unseen", video=str(tmp_path / "a.gif"))
     with pytest.raises(SettingsError, match=r"'steps'.*; expected those that it takes"):
         read_wrappers('[{"class": "gymnasium.wrappers.TimeLimit", "steps": 3}]')[0](Returns(None))
 
@@ -415,6 +426,21 @@ def test_what_may_be_meant_as_a_mask_is_noted(
     note_unread_masks(ActionSpec(discrete=(2,)), specs, info)
     lines = capsys.readouterr().err.splitlines()
     assert [line.startswith(f"notice: {noted}") for line in lines] == ([True] if noted else [])
+
+
+def test_masks_that_are_not_used_are_noted_once(capsys: pytest.CaptureFixture[str]) -> None:
+    note_unread_masks(ActionSpec(continuous=2), [], {"action_mask": [1, 0]})
+    assert "info['action_mask'] is not read, because all actions are continuous" in capsys.readouterr().err
+    env = Returns((ZERO, {"action_mask": [1, 0]}), (ZERO, 0.0, False, False, {}))
+    many = ReturnsMany(BOTH, NO, {"action_mask": np.ones((2, 3))})
+    for name, game in (("single", GymnasiumGame("a", [env])), ("native", NativeGame("a", many))):
+        game.reset({}, 0)
+        assert not capsys.readouterr().err, name
+        if name == "native":
+            many.returned = (*many.returned[:-1], {})
+        for _ in range(2):
+            game.step(chosen("a?team=0", 0))
+        assert capsys.readouterr().err.count("info['action_mask'] is from reset() and not from step()") == 1, name
 
 
 def test_a_registered_environment_is_checked_in_the_same_words() -> None:
