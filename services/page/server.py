@@ -319,6 +319,13 @@ def listening(host: str, port: int | None, usual: int) -> socket.socket:
 class Connection(H11Protocol):
     """A Connection ends where no request follows, or no one takes the answer: it is one of those that there may be."""
 
+    on_lost: Callable[[], object] = staticmethod(lambda: None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Makes room for another connection."""
+        super().connection_lost(exc)
+        self.on_lost()
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Waits for the first request."""
         super().connection_made(transport)
@@ -347,6 +354,70 @@ class Connection(H11Protocol):
             self.transport.abort()
 
 
+class Server(uvicorn.Server):
+    """Accepts as many connections as there may be at a time; the system lets the others wait.
+
+    uvicorn accepts all, which takes the last file descriptor, and a handshake of TLS may take a minute.
+    """
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begins to accept connections."""
+        assert sockets
+        (listener,) = sockets
+        listener.setblocking(False)
+        self.servers, self.started = [], True
+        self._opening: set[asyncio.Task[None]] = set()
+        self._accepting = asyncio.create_task(self._accept(listener, asyncio.Semaphore(_MOST_CONNECTIONS)))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accepts no more, and ends the connections."""
+        for task in (self._accepting, *self._opening):
+            task.cancel()
+        await super().shutdown(sockets)
+
+    async def _accept(self, listener: socket.socket, places: asyncio.Semaphore) -> None:
+        while True:
+            await places.acquire()
+            try:
+                accepted, _ = await asyncio.get_running_loop().sock_accept(listener)
+            except OSError:  # its browser has gone, or the process may open no more files
+                places.release()
+                await asyncio.sleep(_TICK_S)
+                continue
+            task = asyncio.create_task(self._open(accepted, places))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+
+    async def _open(self, accepted: socket.socket, places: asyncio.Semaphore) -> None:
+        connection = Connection(self.config, self.server_state, {})
+        connection.on_lost = places.release
+        handshake_s = _SILENT_S if self.config.ssl else None
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection, accepted, ssl=self.config.ssl, ssl_handshake_timeout=handshake_s
+            )
+        except OSError:  # no handshake of TLS, so the connection was never made
+            places.release()
+
+
+def server_of(page: Page, hosts: Collection[str], token: str, tls: ssl.SSLContext | None) -> Server:
+    """Returns what answers requests; arguments as of `serve`."""
+    config = uvicorn.Config(
+        page.app(hosts, token),
+        lifespan="off",
+        ws="none",
+        loop="asyncio",
+        log_level="error",  # bytes that are no request would fill the console
+        access_log=False,  # it would hold the token
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=1,
+    )
+    config.load()
+    config.ssl = tls
+    return Server(config)
+
+
 def serve(page: Page, listener: socket.socket, hosts: Collection[str], token: str, tls: ssl.SSLContext | None) -> None:
     """Answers requests until a signal ends this process.
 
@@ -357,19 +428,4 @@ def serve(page: Page, listener: socket.socket, hosts: Collection[str], token: st
         token: that a browser must show; "" for none.
         tls: context of the connections; None for plain HTTP.
     """
-    config = uvicorn.Config(
-        page.app(hosts, token),
-        lifespan="off",
-        ws="none",
-        http=Connection,
-        loop="asyncio",
-        log_level="error",  # bytes that are no request would fill the console
-        access_log=False,  # it would hold the token
-        server_header=False,
-        proxy_headers=False,
-        limit_concurrency=_MOST_CONNECTIONS,
-        timeout_graceful_shutdown=1,
-    )
-    config.load()
-    config.ssl = tls
-    uvicorn.Server(config).run([listener])
+    server_of(page, hosts, token, tls).run([listener])

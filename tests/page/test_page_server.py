@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
+import socket
 import struct
+import threading
 from collections.abc import Coroutine
 from functools import partial
 from pathlib import Path
@@ -21,9 +25,10 @@ from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
 from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.security import client_tls, making, server_tls
 from sparring.services.commands import page as command
 from sparring.services.page.runs import Runs
-from sparring.services.page.server import Connection, Page, page_token
+from sparring.services.page.server import Connection, Page, page_token, server_of
 from tests.page.page_runs import interval, write_run
 
 HOSTILE = '<img src=x onerror="alert(1)">'
@@ -271,6 +276,40 @@ def test_connection_without_a_request_ends(asks: bytes) -> None:
     connection.on_response_complete()
     loop.due.pop()()
     assert transport.abort.called
+
+
+@pytest.mark.parametrize("secured", [False, True])
+def test_connections_that_ask_nothing_make_room_for_those_that_do(
+    results: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, secured: bool
+) -> None:
+    """There are never more than there may be, and a handshake of TLS that is not finished is one of them."""
+    monkeypatch.setattr("sparring.services.page.server._MOST_CONNECTIONS", 2)
+    monkeypatch.setattr("sparring.services.page.server._SILENT_S", 0.2)
+    making.make(tmp_path / "keys", [], ["localhost"])
+    tls = server_tls(tmp_path / "keys") if secured else None
+    listener = socket.create_server(("127.0.0.1", 0))
+    port, server = listener.getsockname()[1], server_of(Page(Runs(results)), ["localhost"], "", tls)
+    opened = []
+    connect = asyncio.BaseEventLoop.connect_accepted_socket
+
+    async def noting(loop: Any, make: Any, accepted: socket.socket, **options: Any) -> Any:
+        opened[:] = [one for one in opened if one.fileno() >= 0] + [accepted]
+        assert len(opened) <= 2
+        return await connect(loop, make, accepted, **options)
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "connect_accepted_socket", noting)
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    try:
+        with contextlib.ExitStack() as idle:
+            for _ in range(7):
+                idle.enter_context(socket.create_connection(("127.0.0.1", port)))
+            verify = client_tls(tmp_path / "keys") if secured else False
+            answer = httpx.get(f"http{'s' * secured}://localhost:{port}/", verify=verify, timeout=60)
+        assert answer.status_code == 200
+    finally:
+        server.should_exit = True
+        thread.join(60)
 
 
 def test_list_that_takes_long_is_made_less_often(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
