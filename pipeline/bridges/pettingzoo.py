@@ -66,8 +66,9 @@ class Teams:
         behaviors: `one` name for all, or a name `per_type` (`adversary_0` -> `adversary`).
         teams: `shared` (all team 0), `each` (the i-th agent is team i) or `per_type` (the i-th type is team i).
         groups: agents of one team in one area are a group.
-        shared_reward: the group gets the mean reward, and agents get none of their own; parallel environments only.
-        outcomes: the sign of an agent's last reward is its outcome.
+        shared_reward: each group gets the mean reward of its agents, and these get none of their own; parallel
+            environments only.
+        outcomes: the sign of an agent's last reward, or of its group's, is its outcome.
     """
 
     behavior: str
@@ -122,7 +123,8 @@ def make_pettingzoo(
         behaviors: `one` name for all agents, or a name `per_type` (`adversary_0` -> `adversary`).
         teams: `shared` (all team 0), `each` (the i-th agent is team i) or `per_type` (the i-th type is team i).
         groups: agents of one team in one area are a group.
-        shared_reward: the group gets the mean reward, and agents get none of their own; parallel environments only.
+        shared_reward: each group gets the mean reward of its agents, and these get none of their own; parallel
+            environments only.
         outcomes: the sign of an agent's last reward is its outcome: 1 won, 0.5 drawn, 0 lost; requires teams.
         wrappers: classes to wrap each environment in, innermost first, see `read_wrappers`.
         brightest: largest value in images of bytes, which are scaled to 0..255; 1 for maps of 0 and 1.
@@ -407,7 +409,7 @@ class _PettingZooBase:
             rewards=rewards,
             interrupted=interrupted,
             group_rewards=shared if self._roles.shared_reward else None,
-            outcomes=0.5 + 0.5 * np.sign(rewards) if self._roles.outcomes else None,
+            outcomes=0.5 + 0.5 * np.sign(np.add(rewards, shared)) if self._roles.outcomes else None,
             matches=matches if len(self._name_of) > 1 else None,
         )
 
@@ -440,19 +442,26 @@ class ParallelGame(_PettingZooBase):
                 expected="one of each agent in self.agents, and a last one with its termination or truncation",
                 remedy="correct what step() returns",
             )
-        rewards = {agent: number(reward, area.number, agent) for agent, reward in rewards.items()}
-        shared = 0.0
+        rewards = {agent: number(rewards[agent], area.number, agent) for agent in observations}
+        shared = dict.fromkeys(rewards, 0.0)
         if self._roles.shared_reward:
-            shared = float(np.mean(list(rewards.values())))
-            rewards = dict.fromkeys(rewards, 0.0)
+            rewards, shared = shared, self._shared(rewards)
         for agent, seen in observations.items():
             terminated = flag(terminations[agent], "termination", area.number, agent)
             if flag(truncations[agent], "truncation", area.number, agent) or terminated:
-                self._end(area, agent, seen, not terminated, rewards[agent], shared)
+                self._end(area, agent, seen, not terminated, rewards[agent], shared[agent])
             else:
-                self._decide(area, agent, seen, infos.get(agent, {}), rewards[agent], shared)
+                self._decide(area, agent, seen, infos.get(agent, {}), rewards[agent], shared[agent])
         if not _present(area.env) or not area.playing:  # some leave ended agents in self.agents
             self._begin_next(area)
+
+    def _shared(self, rewards: Mapping[str, float]) -> dict[str, float]:
+        """Returns for each agent the mean reward of its team in the area, which is its group."""
+        of_team: defaultdict[int, list[float]] = defaultdict(list)
+        for agent, reward in rewards.items():
+            of_team[self._teams[self._index[agent]]].append(reward)
+        means = {team: float(np.mean(several)) for team, several in of_team.items()}
+        return {agent: means[self._teams[self._index[agent]]] for agent in rewards}
 
     def _by_agent(self, call: str, result: Value, names: Sequence[str]) -> Value:
         """Returns what `reset` or `step` has returned.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -248,6 +248,39 @@ def test_agents_of_a_parallel_environment_end_one_by_one_and_begin_together() ->
             for _, _, row in rows(reports, "decisions"):
                 assert row["rewards"] == (frame if frame < 3 else 0)
                 assert row["masks"].tolist() == [True, False, False, True]
+
+
+class Sides(Shrinking):
+    """Two teams of two, red against blue; the reds get 1 and 3, the blues lose as much, and each episode is a step."""
+
+    def __init__(self) -> None:
+        self.possible_agents = ["red_0", "blue_0", "red_1", "blue_1"]
+
+    def step(self, actions: Mapping[str, Any]) -> Any:
+        self.frame += 1
+        rewards = dict(zip(self.agents, (1.0, -1.0, 3.0, -3.0), strict=True))
+        over, never = ({agent: value for agent in self.agents} for value in (True, False))
+        result = self._observe(), rewards, over, never, {agent: {} for agent in self.agents}
+        self.agents = []
+        return result
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_each_team_of_an_area_shares_its_own_reward_and_wins_by_it(
+    monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    monkeypatch.setitem(sys.modules, "sides_v0", SimpleNamespace(parallel_env=Sides))
+    game = make_pettingzoo("sides_v0", 2, teams="per_type", groups=True, shared_reward=shared, outcomes=True)
+    reports = game.step(random_actions(game, game.reset({}, 0), np.random.default_rng(0)))
+    for report in reports:
+        (ended, sign) = (report.ends, 1 if report.behavior.endswith("team=0") else -1)
+        assert ended is not None
+        assert ended.outcomes is not None
+        assert ended.outcomes.tolist() == [0.5 + 0.5 * sign] * 4
+        if shared:
+            assert ended.group_rewards is not None
+            assert ended.group_rewards.tolist() == [2.0 * sign] * 4
+        assert ended.rewards.tolist() == ([0.0] * 4 if shared else [1.0 * sign, 3.0 * sign] * 2)
 
 
 # ---------------------------------------------------------------- turn-based
