@@ -148,8 +148,8 @@ def _check_module(env_id: str) -> None:
         SettingsError: it is one.
     """
     before, colon, plain = env_id.rpartition(":")
-    module = before or plain
-    if module.endswith(".py") or module.startswith((".", "/", "~")):
+    module = (before or plain).replace("\\", "/")
+    if module.endswith(".py") or module.startswith((".", "/", "~")) or ":" in module:
         own = Path(module)
         found = f"{own.stem}{colon}{plain if before else ''}"
         raise SettingsError(
@@ -279,7 +279,8 @@ class GymnasiumGame(_GymnasiumBase):
         ]
         seen, infos = zip(*begun, strict=True)
         self._note_masks(infos[0])
-        return self._report(decisions(self._areas, self._rows(self._areas, seen), masks=self._masks(infos)))
+        rows = self._rows(self._areas, seen)
+        return self._report(decisions(self._areas, rows, masks=self._masks(self._areas, infos)))
 
     @naming_code
     def step(self, actions: Mapping[str, BehaviorActions]) -> Sequence[BehaviorReport]:
@@ -307,8 +308,8 @@ class GymnasiumGame(_GymnasiumBase):
             over = act.agents[rows]
             ended = ends(over, self._rows(over, last), rewards=rewards[rows], interrupted=interrupted)
             rewards[rows] = 0
-        following = decisions(act.agents, self._rows(act.agents, seen), rewards=rewards, masks=self._masks(infos))
-        return self._report(following, ended)
+        masks = self._masks(act.agents, infos)
+        return self._report(decisions(act.agents, self._rows(act.agents, seen), rewards=rewards, masks=masks), ended)
 
     def close(self) -> None:
         """Closes the environments."""
@@ -318,8 +319,9 @@ class GymnasiumGame(_GymnasiumBase):
     def _rows(self, areas: NDArray[np.int64], seen: Sequence[Value]) -> tuple[Array, ...]:
         return self._observations.rows(seen, lambda row: f" of area {areas[row]}")
 
-    def _masks(self, infos: Sequence[Mapping[str, Value]]) -> NDArray[np.bool_] | None:
-        return self._actions.forbidden([info.get("action_mask") for info in infos])
+    def _masks(self, areas: NDArray[np.int64], infos: Sequence[Mapping[str, Value]]) -> NDArray[np.bool_] | None:
+        masks = [info.get("action_mask") for info in infos]
+        return self._actions.forbidden(masks, lambda row: f" of area {areas[row]}")
 
 
 class NativeGame(_GymnasiumBase):
@@ -422,7 +424,8 @@ class NativeGame(_GymnasiumBase):
         if len(masks) != len(self._areas):
             raise _wrong_column("info['action_mask']", masks, f"{len(self._areas)} masks, one for each area")
         given = infos.get("_action_mask", np.ones(len(masks), np.bool_))
-        return self._actions.forbidden([masks[area] if given[area] else None for area in areas])
+        some = [masks[area] if given[area] else None for area in areas]
+        return self._actions.forbidden(some, lambda row: f" of area {areas[row]}")
 
 
 def _wrong_column(name: str, value: Value, expected: str) -> SpecError:

@@ -369,12 +369,16 @@ class _PettingZooBase:
 
     def _rows(self, name: str, agents: Sequence[int], seen: Sequence[Value]) -> tuple[Array, ...]:
         """Returns the columns of what agents observe."""
+        return self._readers[name].rows(seen, self._whose(agents))
+
+    def _whose(self, agents: Sequence[int]) -> Callable[[int], str]:
+        """Returns what names the agent of a row in messages."""
 
         def whose(row: int) -> str:
             area, index = divmod(agents[row], len(self._names))
             return f" of agent {self._names[index]!r} in area {area}"
 
-        return self._readers[name].rows(seen, whose)
+        return whose
 
     def _reports(self) -> Sequence[BehaviorReport]:
         """Returns the rows of the frame as reports."""
@@ -397,7 +401,7 @@ class _PettingZooBase:
             rewards=rewards,
             groups=self._group_ids(np.array(agents)) if self._roles.groups else None,
             group_rewards=shared if self._roles.shared_reward else None,
-            masks=self._writers[name].forbidden(masks),
+            masks=self._writers[name].forbidden(masks, self._whose(agents)),
             matches=matches if len(self._name_of) > 1 else None,
         )
 

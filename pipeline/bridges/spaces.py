@@ -298,9 +298,9 @@ class Actions:
         values = self._values(continuous, discrete)
         return values.tolist() if self._plain else list(values)
 
-    def forbidden(self, masks: Sequence[Value]) -> NDArray[np.bool_] | None:
+    def forbidden(self, masks: Sequence[Value], whose: Callable[[int], str] = lambda _: "") -> NDArray[np.bool_] | None:
         """Returns `forbidden_choices`; notes on standard error if reset() gives masks and the first step() does not."""
-        found = forbidden_choices(masks, self.spec)
+        found = forbidden_choices(masks, self.spec, whose)
         if len(self._masked) < 2:
             self._masked.append(found is not None)
             if self._masked == [True, False]:
@@ -325,12 +325,15 @@ def numbers(items: Value, dtype: DTypeLike = np.float32) -> Array:
     return values.astype(dtype, copy=not isinstance(items, list))
 
 
-def forbidden_choices(masks: Sequence[Value], spec: ActionSpec) -> NDArray[np.bool_] | None:
+def forbidden_choices(
+    masks: Sequence[Value], spec: ActionSpec, whose: Callable[[int], str] = lambda _: ""
+) -> NDArray[np.bool_] | None:
     """Returns masks [n, choices] with True = forbidden from masks of agents with 1 = legal.
 
     Args:
         masks: for each agent, the choices of all branches side by side (or one sequence per branch), or None.
         spec: action spec of the agents.
+        whose: says in messages whose mask that of a row is, as " of area 3".
 
     Raises:
         SpecError: a mask has another size than the action spec, other values than 0 and 1, or leaves no choice.
@@ -338,28 +341,29 @@ def forbidden_choices(masks: Sequence[Value], spec: ActionSpec) -> NDArray[np.bo
     if not spec.discrete or all(mask is None for mask in masks):
         return None
     legal = np.ones((len(masks), spec.mask_size))
-    for row, mask in zip(legal, masks, strict=True):
+    for number, (row, mask) in enumerate(zip(legal, masks, strict=True)):
         if mask is None:
             continue
         flat = np.concatenate([np.ravel(part) for part in mask]) if isinstance(mask, (tuple, list)) else np.ravel(mask)
         if flat.size != row.size:
-            got, expected = f"an action mask of {flat.size} entries", f"{row.size} for the branches {spec.discrete}"
+            got = f"an action mask of {flat.size} entries{whose(number)}"
+            expected = f"{row.size} for the branches {spec.discrete}"
             raise SpecError(got=got, expected=expected, remedy="correct the mask in the environment")
         row[:] = flat if flat.dtype.kind in _NUMERIC else np.nan
     result: NDArray[np.bool_] = legal == 0
-    if not (result | (legal == 1)).all():
+    if (wrong := ~result & (legal != 1)).any():
         raise SpecError(
-            got=f"an action mask with {legal[~result & (legal != 1)][0]:g}",
+            got=f"an action mask with {legal[wrong][0]:g}{whose(int(wrong.any(1).argmax()))}",
             expected="1 for each choice that is allowed, and 0 for each other one",
             remedy="correct the mask in the environment",
         )
     sizes = np.array(spec.discrete, np.int64)
     begins = np.cumsum(sizes) - sizes
-    if np.logical_and.reduceat(result, begins, axis=1).any():
+    if (stuck := np.logical_and.reduceat(result, begins, axis=1).any(1)).any():
         raise SpecError(
-            got="an action mask that forbids every choice of a branch",
+            got=f"an action mask that forbids every choice of a branch{whose(int(stuck.argmax()))}",
             expected=f"a legal choice, marked with 1, in each of the branches {spec.discrete}",
-            remedy="correct the mask in the environment: 1 is legal and 0 is not",
+            remedy="correct the mask: 1 is legal and 0 is not; an agent that can do nothing has ended",
         )
     return result
 

@@ -62,8 +62,11 @@ def parse_options(name: str, texts: Iterable[str]) -> dict[str, Option]:
     options: dict[str, Option] = {}
     for text in texts:
         key, equals, value = text.partition("=")
-        if not equals or key in options:
-            raise SettingsError(f"got option {text!r}; expected key=value, each key once; correct the command line")
+        if not equals or key in options or key == "areas":
+            raise SettingsError(
+                f"got option {text!r}; expected key=value, each key once, and --areas for the number of areas; correct "
+                "the command line"
+            )
         if key not in known and not free:
             raise _unknown(f"option {key!r} for {name!r}", key, known)
         options[key] = _convert(key, value, known.get(key, _ANY))

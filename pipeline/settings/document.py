@@ -277,5 +277,7 @@ def _syntax(error: yaml.YAMLError, text: str, file: str) -> Problem:
     lines = text.splitlines()
     if line <= len(lines) and "\t" in lines[line - 1][: len(lines[line - 1]) - len(lines[line - 1].lstrip())]:
         got = "a tab in the indentation"
-    remedy = "correct the line (indent with spaces, a space after each colon)"
+    elif "<document start>" in got:
+        got = "a line with less indentation than the first one, which may lack a key above it, as `behaviors:`"
+    remedy = "correct the line, or the one before it (indent with spaces, a space after each colon, quotes in pairs)"
     return Problem(Place(file, line), f"got {got}; expected YAML; {remedy}")

@@ -188,7 +188,11 @@ def _unknown_hyperparameter(root: Entry, entry: Entry, path: Path) -> Iterator[_
     trainer = "ppo" if written is None else str(written.value)
     if trainer in known:
         others = ", ".join(sorted(name for name, keys in known.items() if key in keys))
-        remedy = f"remove it: it belongs to {others}" if others else did_you_mean(key, known[trainer]) or "remove it"
+        remedy = f"remove it: it belongs to {others}" if others else did_you_mean(key, known[trainer])
+        elsewhere = [section for section, name in all_keys() if name == key and section.startswith("behaviors")]
+        if elsewhere and not remedy:
+            remedy = f"move it: {key} belongs to {max(elsewhere, key=lambda one: one.endswith('extrinsic'))}"
+        remedy = remedy or "remove it"
         text = (
             f"got the unknown key {key!r}; expected one of {', '.join(known[trainer])}, which {trainer} has; {remedy}"
         )

@@ -65,6 +65,8 @@ class SimulatorSettings(StrictSettings):
     def _known_options(cls, options: dict[str, Option], info: ValidationInfo) -> dict[str, Option]:
         name = info.data.get("name")
         known, free = option_types(name) if name is not None else ({}, True)
+        if "areas" in options:
+            raise ValueError("got areas among the options; expected it beside them; move it there")
         for key, value in options.items():
             wanted = known.get(key, ())
             if not free and key not in known:

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="id of Gymnasium (CartPole-v1, module:Id-v0), module of PettingZoo, built-in simulator, or configuration",
     )
     parser.add_argument("--steps", type=natural, default=100, metavar="N", help="random steps to play (100)")
-    parser.add_argument("--areas", type=int, default=1, metavar="N", help="copies of the environment (1)")
+    parser.add_argument("--areas", type=int, metavar="N", help="copies of the environment (1)")
     parser.add_argument("--seed", type=natural, default=0, metavar="S", help="of environment and actions (0)")
     parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="of the simulator; repeat")
     parser.add_argument(
@@ -62,7 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_assigned(parser)
     parser.add_argument("--simulator", type=int, metavar="N", help="of a configuration only this one, counted from 0")
     parser.add_argument(
-        "--python-path", action="append", default=[], metavar="DIR", help="where environments are imported from; repeat"
+        "--python-path",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="where environments are imported from, before this folder",
     )
 
 
@@ -76,7 +80,14 @@ def run(args: argparse.Namespace) -> int:
         SettingsError: the environment, the configuration or an option is invalid.
     """
     check_positive(args, "timeout")
-    if args.env.endswith((".yaml", ".yml")):
+    is_file = args.env.endswith((".yaml", ".yml"))
+    others = (args.option, args.areas, args.python_path) if is_file else (args.assigned, args.simulator)
+    options = ("--option", "--areas", "--python-path") if is_file else ("--set", "--simulator")
+    if unused := [option for option, value in zip(options, others, strict=True) if value not in (None, [])]:
+        remedy = "write it there, or say --set KEY=VALUE" if is_file else "leave it out"
+        only = "without a configuration" if is_file else "of a configuration"
+        raise SettingsError(f"got {unused[0]} for {args.env}; expected it {only} only; {remedy}")
+    if is_file:
         settings = read(args.env, assigned=args.assigned).settings
         sys.path.extend(settings.pipeline.python_path)
         launched = settings.launched
@@ -92,12 +103,12 @@ def run(args: argparse.Namespace) -> int:
                 "checks programs of your own"
             )
     else:
-        sys.path.extend(args.python_path)
+        sys.path.extend([*args.python_path, str(Path.cwd())])
         name, texts = args.env, args.option
         if name not in names():  # an id of Gymnasium has a version, or the module that registers it
             name = "pettingzoo" if re.fullmatch(r"[A-Za-z_][\w.]*", args.env) else "gymnasium"
             texts = [f"env_id={args.env}", *texts]
-        named = [Trial(name, args.areas, parse_options(name, texts), args.seed)]
+        named = [Trial(name, 1 if args.areas is None else args.areas, parse_options(name, texts), args.seed)]
     adopt_orphans()
     before, own = {*threading.enumerate()}, children()
     status = max([_try(one, args.steps, args.timeout, own) for one in named])

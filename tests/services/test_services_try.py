@@ -90,8 +90,18 @@ def test_try_knows_each_form_of_a_name(capsys: pytest.CaptureFixture[str]) -> No
     for wrong in (["soccer", "--areas", "0"], ["soccer", "--option", "rivels=still"], ["gymnasium"]):
         assert main(["try", *wrong]) == 2
         assert capsys.readouterr().err.startswith("sparring: got ")
+    for unused in (["soccer", "--set", "a=1"], [str(EXAMPLES / "highest.yaml"), "--option", "size=7"]):
+        assert main(["try", *unused]) == 2
+        assert f"got {unused[1]} for {unused[0]}; expected it " in capsys.readouterr().err
     assert main(["try", "no_such_module"]) == 2
     assert "No module named 'no_such_module'" in capsys.readouterr().err
+
+
+def test_module_in_the_working_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment(tmp_path, "board_w")
+    monkeypatch.setattr("sys.path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    assert main(["try", "board_w:board_w-v0"]) == 0
 
 
 def test_failure_of_an_environment_is_shown_with_file_and_line(

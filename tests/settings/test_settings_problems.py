@@ -59,9 +59,14 @@ def test_a_contradiction_that_may_follow_from_another_problem_is_not_reported() 
 
 
 def test_a_key_in_the_wrong_section_is_reported_with_the_right_one() -> None:
-    assert "move it: batch_size belongs to behaviors.*.hyperparameters" in only_problem(
-        "behaviors: {A: {batch_size: 3}}"
-    )
+    for text, remedy in (
+        ("batch_size: 3", "move it: batch_size belongs to behaviors.*.hyperparameters"),
+        ("hyperparameters: {gamma: 0.9}", "move it: gamma belongs to behaviors.*.reward_signals.extrinsic"),
+        ("hyperparameters: {nonsense: 0.9}", "remove it"),
+    ):
+        assert only_problem(f"behaviors: {{A: {{{text}}}}}").endswith(f"; {remedy}")
+    line = problems("behaviors: {A: }\nsimulators: [{name: gymnasium, options: {env_id: a, areas: 3}}]")[-1]
+    assert line.endswith("got areas among the options; expected it beside them; move it there")
 
 
 @pytest.mark.parametrize(
@@ -329,6 +334,8 @@ def test_resume_and_force_exclude_each_other() -> None:
         ("behaviors:\n", 1, "behaviors: got nothing; expected behaviors"),
         ("behaviors: {}", 1, "behaviors: got no behavior; expected at least one; write `behaviors: {NAME: {}}`"),
         ("behaviors:\n\tA: {}\n", 2, "got a tab in the indentation"),
+        ("  A:\n    max_steps: 3\nsimulators: []\n", 3, "which may lack a key above it, as `behaviors:`"),
+        ("behaviors:\n  A\n    max_steps: 3\n", 3, "correct the line, or the one before it"),
         ("behaviors:\n  A: {max_steps: 3\n", 3, "expected YAML"),
         ("behaviors: {A: }\n---\nbehaviors: {A: }\n", 2, "expected YAML"),
         ("behaviors:\n  A: \x00\n", 2, "characters that YAML does not allow"),

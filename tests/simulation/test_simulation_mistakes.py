@@ -94,8 +94,9 @@ def test_whole_numbers_of_other_types_are_pixels() -> None:
 
 
 def test_a_mask_leaves_a_choice_in_each_branch() -> None:
-    with pytest.raises(SpecError, match="forbids every choice of a branch"):
-        forbidden_choices([[1, 0, 0, 0]], ActionSpec(discrete=(2, 2)))
+    masks, spec = [None, [1, 0, 0, 0]], ActionSpec(discrete=(2, 2))
+    with pytest.raises(SpecError, match=r"forbids every choice of a branch of area 1; .* can do nothing has ended"):
+        forbidden_choices(masks, spec, lambda row: f" of area {row}")
 
 
 @pytest.mark.parametrize("mask", [[-1, 2], [1, 0.5], ["1", "0"], [float("nan"), 1]])
@@ -334,6 +335,7 @@ def test_what_cannot_be_made_has_the_remedy_for_its_cause(tmp_path: Path) -> Non
         (f"{__name__}:Objects-v0", {}, "expected a subclass of gymnasium.Env; .*vector_entry_point="),
         ("./mine.py:A-v0", {}, "a path; expected the name of a module, as MODULE:ID; write mine:A-v0, and give"),
         ("games/mine.py", {}, "write mine, and give its folder, games, as"),
+        (r"C:\games\mine:A-v0", {}, "write mine:A-v0, and give its folder, C:/games, as"),
     ):
         with pytest.raises(SettingsError, match=explained):
             make_gymnasium(env_id, **options)

@@ -259,7 +259,7 @@ class Sides(Shrinking):
     def step(self, actions: Mapping[str, Any]) -> Any:
         self.frame += 1
         rewards = dict(zip(self.agents, (1.0, -1.0, 3.0, -3.0), strict=True))
-        over, never = ({agent: value for agent in self.agents} for value in (True, False))
+        over, never = (dict.fromkeys(self.agents, value) for value in (True, False))
         result = self._observe(), rewards, over, never, {agent: {} for agent in self.agents}
         self.agents = []
         return result

@@ -118,6 +118,7 @@ def test_options_get_the_type_that_the_simulator_expects() -> None:
     [
         ("goal", ["discrete"], "key=value"),
         ("goal", ["actions=1", "actions=2"], "each key once"),
+        ("gymnasium", ["areas=2"], "and --areas for the number of areas"),
         ("goal", ["actions=many"], "expected int"),
         ("goal", ["discrete=1.5"], "expected true or false"),
         ("goal", ["memry=true"], "did you mean 'memory'"),
