@@ -291,7 +291,7 @@ def traceback_of(error: BaseException) -> str:
 
 def is_pythons(module: ModuleType) -> bool:
     """Returns whether a module is one of Python's own, which hides any other of its name."""
-    return getattr(module, "__file__", None) is None or str(module.__file__).startswith(_LIBRARIES)
+    return module.__name__.partition(".")[0] in sys.stdlib_module_names
 
 
 def _is_authors(filename: str) -> bool:

@@ -210,6 +210,8 @@ def _registration(env_id: str) -> str:
         return f"write name: pettingzoo for the environment of the module {module or plain}"
     if is_pythons(found):
         return f"rename the module of yours, which Python's own {found.__name__} hides"
+    if found.__file__ is None:  # a folder without __init__.py
+        return f"write {found.__name__}.MODULE:{plain} with the module in {found.__path__[0]} that registers it"
     return f"let {found.__file__} register it, by gymnasium.register(id={plain!r}, entry_point=...)"
 
 

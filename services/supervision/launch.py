@@ -147,6 +147,9 @@ def play(
         except BaseException as error:  # an interrupt, too
             shutil.rmtree(directory)
             if isinstance(error, (OSError, SparringError)):
+                if gone := [path for path in playing.checkpoints.values() if not Path(path).exists()]:
+                    expected = "it to stay while it is copied, but a run that still trains removes old ones"
+                    raise SettingsError(f"got no {gone[0]} any more; expected {expected}; try again") from error
                 raise SettingsError(f"got checkpoints of {trained}, which cannot be played: {error}") from error
             raise
         return launch(topology, ports, notes, in_process=in_process), directory, seed

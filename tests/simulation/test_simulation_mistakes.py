@@ -372,8 +372,14 @@ def test_an_environment_under_the_other_bridge_or_without_its_module_has_the_rem
     registers = "import gymnasium\ngymnasium.register('Thermo-v0', 'thermo:Thermo')\n"
     for name, text in (("thermo", registers), ("empty_module", ""), ("turns_module", "env = print\n")):
         (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / "folder_of_envs").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     for make, env_id, remedy in (
+        (
+            make_gymnasium,
+            "folder_of_envs:A-v0",
+            r"write folder_of_envs.MODULE:A-v0 with the module in .*/folder_of_envs",
+        ),
         (make_gymnasium, "thermo", "write thermo:Thermo-v0"),
         (make_gymnasium, "thermo:Thermos-v0", "write thermo:Thermo-v0"),
         (make_gymnasium, "empty_module:A-v0", r"let .*/empty_module.py register it, by gymnasium.register\(id='A-v0'"),
