@@ -61,9 +61,9 @@ def run(args: argparse.Namespace) -> int:
 
         configure_torch(plan.threads, prepared.settings.torch_settings.matmul_precision)
     bounds = prepared.settings.pipeline.logs
-    logs.configure(directory, prepared.id, plan.name, most_bytes=bounds.most_bytes, kept=bounds.kept)
     incarnation = args.start or own_incarnation(plan.name)
     try:
+        logs.configure(directory, prepared.id, plan.name, most_bytes=bounds.most_bytes, kept=bounds.kept)
         connected = ZmqTransport(endpoints, incarnation, secret=service_key(prepared))
         serve = partial(_serve, plan, prepared, connected, first=args.first)
         anyio.run(serve, backend_options=LOOP_OPTIONS)
