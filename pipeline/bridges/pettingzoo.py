@@ -182,6 +182,12 @@ def _environment(env_id: str) -> Callable[..., Value]:
         raise SettingsError(f"got {got}; expected {expected}; {remedy}") from error
     for name in ("parallel_env", "env"):
         if (found := getattr(module, name, None)) is not None:
+            if not callable(found):
+                got, expected = (
+                    f"{shown(found)} as {name} of the module {env_id!r}",
+                    "a function that makes the environment",
+                )
+                raise SettingsError(f"got {got}; expected {expected}; write def {name}(**options): return ...")
             made: Callable[..., Value] = found
             return made
     others = registered_by(env_id)

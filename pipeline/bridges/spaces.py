@@ -49,8 +49,8 @@ _PICTURE: Final = 16
 """Least height and width of a box of numbers that may be an image."""
 _NUMERIC: Final = "biuf"
 """Kinds of arrays of numbers: truth values, integers with and without sign, floats."""
-_UNREADABLE: Final = (LookupError, TypeError, ValueError)
-"""What numpy and lookups raise for values of another form than their space."""
+_UNREADABLE: Final = (LookupError, TypeError, ValueError, RuntimeError)
+"""What numpy, lookups and tensors with a gradient raise for values of another form than their space."""
 
 Option = bool | int | float | str
 """An option of an environment, as a configuration or a command line gives it."""
@@ -411,7 +411,7 @@ def _leaves(space: Space[Value], path: Path, brightest: int, images: set[str] | 
             elif callable(given):
                 remedy = "set the space as an attribute in __init__(), in place of a method"
             raise SpecError(
-                got=f"observation {name!r} of the space {space}",
+                got=f"observation {name!r} of the space {_named(space)}",
                 expected="Box of up to 3 dimensions, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these",
                 remedy=remedy,
             )
@@ -562,10 +562,17 @@ def _action(space: Space[Value]) -> tuple[ActionSpec, Convert]:
     else:
         remedy = "join its parts in one of these, and take an action apart in step()"
     raise SpecError(
-        got=f"the action space {space}",
+        got=f"the action space {_named(space)}",
         expected="Discrete, MultiDiscrete, MultiBinary or a Box of floats with finite bounds",
         remedy=remedy,
     )
+
+
+def _named(space: Space[Value]) -> str:
+    """Returns a space in words, with its module where it is not one of Gymnasium, as those of the former gym."""
+    module = type(space).__module__
+    is_foreign = hasattr(space, "sample") and not module.startswith("gymnasium.")
+    return f"{space}" + f" of {module}, not of gymnasium.spaces" * is_foreign
 
 
 def _branches(space: Space[Value], branches: tuple[int, ...], start: Array) -> tuple[ActionSpec, Convert]:

@@ -93,6 +93,24 @@ def test_whole_numbers_of_other_types_are_pixels() -> None:
     np.testing.assert_array_equal(Observations(IMAGE).rows([np.full((8, 8, 3), 255.0)])[0], 255)
 
 
+class Formerly:
+    """A space of another package than Gymnasium, and a value with a gradient."""
+
+    def sample(self) -> None:
+        """Returns nothing."""
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad")
+
+
+def test_spaces_and_values_of_other_packages_are_named() -> None:
+    for read in (Actions, Observations):
+        with pytest.raises(SpecError, match=rf"Formerly object at .* of {__name__}, not of gymnasium.spaces; expected"):
+            read(Formerly())  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match=r"Formerly.* as observation 'observation'; expected a value of its space"):
+        Observations(spaces.Box(0, 1, (1,))).rows([Formerly()])
+
+
 def test_a_mask_leaves_a_choice_in_each_branch() -> None:
     masks, spec = [None, [1, 0, 0, 0]], ActionSpec(discrete=(2, 2))
     with pytest.raises(SpecError, match=r"forbids every choice of a branch of area 1; .* can do nothing has ended"):
@@ -394,6 +412,9 @@ def test_an_environment_under_the_other_bridge_or_without_its_module_has_the_rem
             make(env_id)
     monkeypatch.setattr("turns_module.env", lambda: None)
     with pytest.raises(SpecError, match="got None in place of an environment"):
+        make_pettingzoo("turns_module")
+    monkeypatch.setattr("turns_module.env", object())
+    with pytest.raises(SettingsError, match=r"as env of the module 'turns_module'; expected a function that .*def env"):
         make_pettingzoo("turns_module")
     monkeypatch.setattr("turns_module.env", lambda: Turns)
     with pytest.raises(SpecError, match=r"got the class Turns in place of an environment; .* return Turns\(\) from"):
