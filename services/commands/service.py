@@ -9,6 +9,7 @@ import signal
 import time
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import anyio
 
@@ -32,6 +33,9 @@ from sparring.services.process.hosting import LOOP_OPTIONS, follow_signals
 from sparring.services.process.runtime import METRICS_INTERVAL_S, SUPERVISOR, Context, Run, follow
 from sparring.services.supervision.topology import ServicePlan, load_run, plan_of
 
+_START_S: Final = 10.0
+"""Seconds for the start of a run, in which all of its services have the same priority."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
@@ -53,7 +57,6 @@ def run(args: argparse.Namespace) -> int:
     plan = plan_of(prepared, args.name)
     if args.cores:
         os.sched_setaffinity(0, {int(core) for core in args.cores.split(",")})
-    os.nice(plan.niceness)
     # Its process group is never in the foreground of a terminal, and `stty tostop` would stop it at its first line.
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     if plan.threads:  # only these use torch
@@ -88,6 +91,7 @@ async def _serve(plan: ServicePlan, prepared: Run, connected: ZmqTransport, *, f
     stop = anyio.Event()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(follow_signals, stop.set)
+        tasks.start_soon(_give_way, plan.niceness)
         async with connected as transport:
             context = Context(
                 run=prepared,
@@ -109,6 +113,18 @@ async def _serve(plan: ServicePlan, prepared: Run, connected: ZmqTransport, *, f
             gc.set_threshold(50_000, 20, 50)  # hot loops make thousands of short-lived objects and no cycles
             await serve(context)
         tasks.cancel_scope.cancel()
+
+
+async def _give_way(niceness: int) -> None:
+    """Lowers the priority of all threads once the run has begun: its start waits for the slowest service."""
+    await anyio.sleep(_START_S)
+    try:
+        threads = [int(one.name) for one in Path("/proc/self/task").iterdir()]
+    except OSError:  # not Linux, where it is that of the process
+        threads = [0]
+    for thread in threads:
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + niceness)
 
 
 def _reload(directory: Path, transport: ZmqTransport) -> Run:

@@ -128,10 +128,13 @@ class Assembly:
     async def settle(self) -> None:
         """Waits until no batch is partly handled, and learners have received all that was sent.
 
-        It waits for no learner that has yet to start where nothing but announcements is on the way.
+        It waits for no learner that has yet to start where nothing but announcements is on the way. Before the first
+        step of a run nothing else is, and learners may not yet know what their behaviors are like.
         """
-        unreceived = sum(sender.statistics().unacknowledged_messages for sender in self._senders.values())
-        if not unreceived and not any(
+        counts = [sender.statistics() for sender in self._senders.values()]
+        if self._context.first and not any(one.put_steps for one in counts) and not self._outbox:
+            return
+        if not any(one.unacknowledged_messages for one in counts) and not any(
             len(message.log_probs) or message.behavior in self._started for message in self._outbox
         ):
             return

@@ -83,6 +83,20 @@ async def test_killed_service_restarts_and_the_step_counts_balance(
 
 
 @pytest.mark.anyio
+async def test_run_whose_simulators_never_came_ends_at_once(tmp_path: Path) -> None:
+    """Its learner does not know its behavior, and takes nothing from its queue."""
+    async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+        graph = await begin(tasks, stack, tmp_path, [])
+        await anyio.sleep(5)
+        began = anyio.current_time()
+        for name in graph.services:
+            graph.stops[name].set()
+            await graph.ended[name].wait()
+        assert anyio.current_time() - began < 1
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
 async def test_simulator_of_another_spec_is_refused_also_where_it_is_the_first_after_a_restart(tmp_path: Path) -> None:
     async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
         graph = await begin(tasks, stack, tmp_path, [Goal(areas=AGENTS)])
