@@ -11,6 +11,7 @@ import numpy as np
 
 from sparring.pipeline.bridges.spaces import Actions, Observations, import_optional
 from sparring.pipeline.demonstrations.episodes import Arrays, Recording, RecordingError, stacked
+from sparring.pipeline.errors import described
 from sparring.pipeline.specs import Array, BehaviorSpec
 
 Space = Any
@@ -24,7 +25,8 @@ def read(name: str) -> Recording:
         name: of the data set, as `minari list local` shows it.
 
     Raises:
-        RecordingError: there is none of this name, or its actions are of another kind than a simulator's.
+        RecordingError: there is none of this name, it is damaged, or its actions are of another kind than a
+            simulator's.
         SpecError: a space is not supported.
         SettingsError: the package is missing.
     """
@@ -33,23 +35,42 @@ def read(name: str) -> Recording:
         dataset = minari.load_dataset(name)
     except Exception as error:  # the library asserts what a damaged one lacks
         raise RecordingError(
-            got=f"minari:{name}, which cannot be read ({error})",
+            got=f"minari:{name}, which cannot be read ({described(error)})",
             expected="the name of a data set in Minari's folder, $MINARI_DATASETS_PATH",
             remedy=f"correct the name, or run `minari download {name}` first",
         ) from error
     observations, space = Observations(dataset.observation_space), dataset.action_space
     spec = BehaviorSpec(observations=observations.specs, actions=Actions(space).spec)
-    parts = [_episode(one, observations, space, spec) for one in dataset.iterate_episodes()]
+    parts: list[Arrays] = []
+    try:
+        for one in dataset.iterate_episodes():
+            parts.append(_episode(one, observations, space, spec))  # noqa: PERF401 - counted where one fails
+    except RecordingError:
+        raise
+    except Exception as error:  # also of the libraries that read files
+        raise RecordingError(
+            got=f"minari:{name}, whose episode {len(parts)} cannot be read ({described(error)})",
+            expected="a whole data set",
+            remedy="download it again, or record it",
+        ) from error
     if not parts:
         raise RecordingError(got=f"minari:{name} without an episode", expected="one at least", remedy="record some")
     return Recording(behavior=name, spec=spec, columns=stacked(parts))
 
 
 def _episode(episode: Any, observations: Observations, space: Space, spec: BehaviorSpec) -> Arrays:
-    """Returns the columns of one episode."""
+    """Returns the columns of one episode.
+
+    Raises:
+        RecordingError: the actions are of another kind than a simulator's.
+        ValueError: the columns do not fit together.
+    """
     steps = len(episode.rewards)
     seen = observations.batch(_nested(episode.observations))
     continuous, discrete = _actions(np.asarray(episode.actions), space, spec)
+    lengths = [*map(len, seen), len(continuous) + 1, len(discrete) + 1]
+    if not steps or {*lengths} != {steps + 1}:
+        raise ValueError(f"{steps} rewards, {len(continuous)} actions and {len(seen[0])} observations")
     none = np.zeros(1, np.int32)
     return {
         "lengths": np.array([steps], np.int32),

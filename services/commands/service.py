@@ -116,8 +116,13 @@ async def _serve(plan: ServicePlan, prepared: Run, connected: ZmqTransport, *, f
 
 
 async def _give_way(niceness: int) -> None:
-    """Lowers the priority of all threads once the run has begun: its start waits for the slowest service."""
+    """Lowers the priority once the run has begun: its start waits for the slowest service."""
     await anyio.sleep(_START_S)
+    _lower_priority(niceness)
+
+
+def _lower_priority(niceness: int) -> None:
+    """Lowers the priority of all threads."""
     try:
         threads = [int(one.name) for one in Path("/proc/self/task").iterdir()]
     except OSError:  # not Linux, where it is that of the process

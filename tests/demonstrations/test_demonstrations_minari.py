@@ -13,6 +13,7 @@ from sparring.pipeline.demonstrations.library import load, read_any, spec_of
 from sparring.pipeline.specs import ActionSpec
 
 minari = pytest.importorskip("minari")
+h5py = pytest.importorskip("h5py")
 EpisodeBuffer = pytest.importorskip("minari.data_collector").EpisodeBuffer
 
 EPISODES = 3
@@ -83,7 +84,22 @@ def test_data_set_that_is_not_there_is_refused(tmp_path, monkeypatch):
         read_any(Path("minari:cart/none-v0"))
 
 
-def test_damaged_data_set_is_refused(recorded, monkeypatch):
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+def test_damaged_data_set_is_refused(recorded, monkeypatch, tmp_path):
+    recorded("CartPole-v1", "cart/short-v0")
+    (path,) = tmp_path.rglob("main_data.hdf5")
+    with h5py.File(path, "a") as file:
+        rows = file["episode_1/observations"][:-1]
+        del file["episode_1/observations"]
+        file["episode_1/observations"] = rows
+    with pytest.raises(
+        RecordingError, match=r"cart/short-v0, whose episode 1 cannot be read \(ValueError: .* rewards,"
+    ):
+        read_any(Path("minari:cart/short-v0"))
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(RecordingError, match=r"cart/short-v0, whose episode 0 cannot be read \(OSError: .*truncated"):
+        read_any(Path("minari:cart/short-v0"))
+
     def load(_):
         raise AssertionError
 
