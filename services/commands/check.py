@@ -122,7 +122,13 @@ def unnamed(settings: Settings, described: Sequence[str]) -> Iterator[str]:
 
 
 def unreadable(settings: Settings) -> Iterator[str]:
-    """Lists demonstrations that cannot be read, a line for each; whether they fit a simulator is checked in the run."""
+    """Lists folders of environments and demonstrations that cannot be read, a line for each.
+
+    Whether demonstrations fit a simulator is checked in the run.
+    """
+    for folder in settings.pipeline.python_path:
+        if not Path(folder).is_dir():
+            yield f"pipeline.python_path: {folder}, which is no folder; relative ones are relative to the configuration"
     for section, behavior in settings.sections.items():
         gail, cloning = behavior.reward_signals.gail, behavior.behavioral_cloning
         each = (("reward_signals.gail", gail), ("behavioral_cloning", cloning), ("offline", behavior.offline))

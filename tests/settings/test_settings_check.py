@@ -156,13 +156,17 @@ def test_a_missing_file_gives_status_1(tmp_path: Path, capsys: pytest.CaptureFix
     assert "expected a configuration file; check the path" in capsys.readouterr().err
 
 
-def test_missing_demonstrations_are_reported_before_a_run_needs_them(
+def test_missing_folders_and_demonstrations_are_reported_before_a_run_needs_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "config.yaml"
-    path.write_text("behaviors: {Ball: {reward_signals: {gail: {demo_path: demos/nowhere.demo}}}}\n")
+    path.write_text(
+        "behaviors: {Ball: {reward_signals: {gail: {demo_path: demos/nowhere.demo}}}}\n"
+        "pipeline: {python_path: [environments]}\n"
+    )
     assert sparring(["check", str(path)]) == 1
     output = capsys.readouterr().out
+    assert f"not found: pipeline.python_path: {tmp_path / 'environments'}, which is no folder" in output
     refused = "not found: behaviors.Ball.reward_signals.gail.demo_path: got demos/nowhere.demo, which does not exist"
     assert refused in output
 
