@@ -148,6 +148,8 @@ def _check_module(env_id: str) -> None:
         SettingsError: it is one.
     """
     before, colon, plain = env_id.rpartition(":")
+    if colon and not (before and plain):
+        raise SettingsError(f"got environment {env_id!r}; expected MODULE:ID, or an ID alone; write both, or no colon")
     module = (before or plain).replace("\\", "/")
     if module.endswith(".py") or module.startswith((".", "/", "~")) or ":" in module:
         own = Path(module)
@@ -204,6 +206,8 @@ def _registration(env_id: str) -> str:
     if not module and (not plain.isidentifier() or importlib.util.find_spec(plain) is None):
         return f"correct it, or write MODULE:{env_id} with the module that registers it"
     found = importlib.import_module(module or plain)
+    if hasattr(found, "__path__") and plain.isidentifier() and importlib.util.find_spec(f"{found.__name__}.{plain}"):
+        return f"write name: pettingzoo, and env_id: {found.__name__}.{plain}"
     if others := registered_by(module or plain):
         return f"write {difflib.get_close_matches(env_id, others, n=1, cutoff=0)[0]}"
     if hasattr(found, "parallel_env") or hasattr(found, "env"):

@@ -334,7 +334,8 @@ class Trial:
             names = ", ".join(silent)
             yield f"  notice: no agent of {names} has acted; where agents take turns, step() selects the next one"
         if self._ended and not self._is_rewarded:
-            yield "  notice: every reward was 0; where agents take turns, step() ends with self._accumulate_rewards()"
+            turns = "; where agents take turns, step() ends with self._accumulate_rewards()"
+            yield f"  notice: every reward was 0{turns if self._made_from[0] == 'pettingzoo' else ''}"
         mean = ""
         if self._ended:
             length, reward = np.mean(self._ended_after), np.mean(self._ended)

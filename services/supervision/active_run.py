@@ -21,6 +21,8 @@ from sparring.services.supervision.topology import Restarts, SimulatorPlan, Topo
 T = TypeVar("T")
 _NEWS_S: Final = 0.5
 """Within this time the supervisor hears of a simulator's last step."""
+_GOODBYE_S: Final = 5.0
+"""Within this time a stepping process ends that has said goodbye to its simulators."""
 _SHOWN_LINES: Final = 12
 """Lines of a failed process's output on the console: the end of a traceback."""
 _ALIKE: Final = 3
@@ -290,8 +292,13 @@ class ActiveRun:
         stepping, number = self.topology.run.stepping, int(part.name.rpartition("-")[2])
         with anyio.move_on_after(_NEWS_S):
             await self.over.wait()
-        # After the wait: a service that was told to end says goodbye to its simulators before it ends itself.
-        if any(self.parts[name].starts > 1 or self.parts[name].down for name in stepping):
+        # A stepping process that was told to end says goodbye to its simulators, which end in order, before it does.
+        wait_until = self.clock() + (_GOODBYE_S if hosted.process.returncode == 0 else 0.0)
+        while not (has_left := any(self.parts[name].starts > 1 or self.parts[name].down for name in stepping)):
+            if self.clock() >= wait_until or self.over.is_set():
+                break
+            await anyio.sleep(_NEWS_S)
+        if has_left:
             return False
         states = [self.latest(name, STEPPING_STATE) for name in stepping]
         return not any(state is not None and number in state.stepped for state in states)

@@ -353,6 +353,8 @@ def test_what_cannot_be_made_has_the_remedy_for_its_cause(tmp_path: Path) -> Non
         (f"{__name__}:Objects-v0", {}, "expected a subclass of gymnasium.Env; .*vector_entry_point="),
         ("./mine.py:A-v0", {}, "a path; expected the name of a module, as MODULE:ID; write mine:A-v0, and give"),
         ("games/mine.py", {}, "write mine, and give its folder, games, as"),
+        (":A-v0", {}, "expected MODULE:ID, or an ID alone"),
+        ("pettingzoo.utils:env", {}, "write name: pettingzoo, and env_id: pettingzoo.utils.env"),
         (r"C:\games\mine:A-v0", {}, "write mine:A-v0, and give its folder, C:/games, as"),
     ):
         with pytest.raises(SettingsError, match=explained):
@@ -400,6 +402,7 @@ def test_an_environment_under_the_other_bridge_or_without_its_module_has_the_rem
         ),
         (make_gymnasium, "thermo", "write thermo:Thermo-v0"),
         (make_gymnasium, "thermo:Thermos-v0", "write thermo:Thermo-v0"),
+        (make_gymnasium, "empty_module:A", r"let .*/empty_module.py register it, by gymnasium.register\(id='A'"),
         (make_gymnasium, "empty_module:A-v0", r"let .*/empty_module.py register it, by gymnasium.register\(id='A-v0'"),
         (make_gymnasium, "turns_module", "write name: pettingzoo for the environment of the module turns_module"),
         (make_pettingzoo, "thermo:Thermo-v0", "write name: gymnasium for an id of Gymnasium, env_id: thermo for"),
