@@ -489,6 +489,9 @@ class ParallelGame(_PettingZooBase):
         if unknown := first.keys() - self._index.keys():
             got, expected = f"an observation of {_names(unknown)} from {call}()", f"agents of {self._names}"
             raise SpecError(got=got, expected=expected, remedy="name all agents in possible_agents")
+        if MASK in parts[-1]:
+            got, expected = f"{MASK!r} beside the agents in infos from {call}()", "it in the info of each agent"
+            raise SpecError(got=got, expected=expected, remedy=f"return {{agent: {{{MASK!r}: mask}}}}")
         for name, part in zip(names[1:-1], others, strict=False):  # infos may be left out
             if absent := first.keys() - part.keys():
                 expected = "those of all observed agents"

@@ -598,6 +598,10 @@ def _none_ends(env: Pair, *parts: Any) -> Any:
             lambda env, *parts: setattr(env, "agents", None) or parts,
             r"got None \(NoneType\) as self.agents; expected a list of the agents that play; .* \(reset\(\) of Pair, ",
         ),
+        (
+            lambda env, *parts: (*parts[:-1], {"action_mask": [1, 0]}),
+            r"got 'action_mask' beside the agents in infos from reset\(\); expected it in the info of each agent",
+        ),
         (_none_ends, "got an episode that is over, because self.agents is empty, without an end of a, b"),
     ],
 )
