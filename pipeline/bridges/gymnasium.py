@@ -38,6 +38,7 @@ from sparring.pipeline.bridges.spaces import (
     Value,
     check_images,
     import_optional,
+    kept,
     note_unread_masks,
     read_wrappers,
     registered_by,
@@ -304,7 +305,7 @@ class GymnasiumGame(_GymnasiumBase):
             terminated, truncated = flag(terminated, "terminated", area), flag(truncated, "truncated", area)
             if terminated or truncated:
                 rows.append(row)
-                last.append(observation)
+                last.append(kept(observation))
                 interrupted.append(not terminated)
                 observation, info = returned("reset", env.reset(options=dict(self._parameters) or None), _RESET)
             seen.append(observation)

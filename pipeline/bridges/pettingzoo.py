@@ -38,6 +38,7 @@ from sparring.pipeline.bridges.spaces import (
     Value,
     check_images,
     import_optional,
+    kept,
     note_unread_masks,
     read_wrappers,
     registered_by,
@@ -365,7 +366,7 @@ class _PettingZooBase:
         """Adds an agent that ended, unless it never decided: the trainer does not know it then."""
         if agent in area.playing:
             area.playing.discard(agent)
-            row = _Row(*self._numbers(area, agent), seen, reward, shared, interrupted=interrupted)
+            row = _Row(*self._numbers(area, agent), kept(seen), reward, shared, interrupted=interrupted)
             self._ended[self._ids[agent]].append(row)
 
     def _numbers(self, area: _Area, agent: str) -> tuple[int, int]:

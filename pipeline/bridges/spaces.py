@@ -251,6 +251,16 @@ class Observations:
                 raise wrong_value(leaf.spec.name, value, leaf.space, whose, is_found=is_found) from error
 
 
+def kept(seen: Value) -> Value:
+    """Returns a copy of an observation: an environment may write the next one, of a reset, to the same arrays."""
+    if isinstance(seen, Mapping):
+        return {key: kept(one) for key, one in seen.items()}
+    if isinstance(seen, tuple | list):
+        copies = map(kept, seen)
+        return tuple(copies) if isinstance(seen, tuple) else list(copies)
+    return seen.copy() if isinstance(seen, np.ndarray) else seen
+
+
 def check_images(game: GameOfSpaces, images: str | None) -> GameOfSpaces:
     """Returns the game, unless the option `images` has a name that is no image of any behavior.
 

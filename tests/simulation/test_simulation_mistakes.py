@@ -747,6 +747,71 @@ def test_a_space_that_is_not_defined_is_named(monkeypatch: pytest.MonkeyPatch) -
         play(lambda **_: Spaceless(""), "env", monkeypatch)
 
 
+class Reusing(gymnasium.Env[Any, Any]):
+    """Counts its steps in an array that it returns each time; an episode has two."""
+
+    observation_space = spaces.Dict(count=spaces.Box(0, 9, (1,)), both=spaces.Tuple([spaces.Box(0, 9, (1,))]))
+    action_space = spaces.Discrete(2)
+    count = np.zeros(1, np.float32)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.count[:] = 0
+        return self.see(), {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        return self.see(), 0.0, bool(self.count == 2), False, {}
+
+    def see(self) -> Any:
+        return {"count": self.count, "both": (self.count,)}
+
+
+class ReusingPair(Pair):
+    """Does so for two agents that act together."""
+
+    def __init__(self) -> None:
+        self.count = np.zeros(1, np.float32)
+        super().__init__(self.see)
+
+    def see(self, _: Any, seen: Any, *parts: Any) -> Any:
+        self.count[:] = self.steps
+        return dict.fromkeys(seen, self.count), *parts
+
+
+class ReusingTurns(Turns):
+    """Does so for two agents that act in turn."""
+
+    def __init__(self) -> None:
+        self.count = np.zeros(1, np.float32)
+        super().__init__("")
+
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Box(0, 9, (1,))
+
+    def observe(self, agent: str) -> Any:
+        self.count[:] = self.turns
+        return self.count
+
+
+def test_last_observation_is_kept_where_the_first_one_after_it_is_written_to_the_same_array(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for form, made in (("parallel_env", ReusingPair), ("env", ReusingTurns)):
+        module = ModuleType(form)
+        setattr(module, form, lambda made=made, **_: made())
+        monkeypatch.setitem(__import__("sys").modules, form, module)
+    for game in (GymnasiumGame("a", [Reusing()]), make_pettingzoo("parallel_env"), make_pettingzoo("env")):
+        (report,) = game.reset({}, 0)
+        name = report.behavior
+        for _ in range(2):
+            assert report.decisions is not None
+            (report,) = game.step(chosen(name, *report.decisions.agents))
+        assert report.ends is not None
+        assert report.decisions is not None
+        for ended, begun in zip(report.ends.observations, report.decisions.observations, strict=True):
+            assert (set(ended.ravel()), set(begun.ravel())) == ({2.0}, {0.0}), name
+
+
 def play(make: Any, form: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Plays four steps; returns how many agents decided after each."""
     module = ModuleType("mistaken")
