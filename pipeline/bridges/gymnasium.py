@@ -137,7 +137,7 @@ def make_gymnasium(
         envs = make_areas(make, areas, classes, video)
         return check_images(GymnasiumGame(name, envs, observe), images)
     except (gymnasium.error.Error, TypeError, ImportError, AttributeError) as error:
-        if isinstance(error, AttributeError) and error.name != "unwrapped":  # one that Gymnasium asks for
+        if isinstance(error, AttributeError) and place_of(error):
             raise
         raise _refusal(env_id, options, error) from error
 
@@ -189,6 +189,8 @@ def _refusal(env_id: str, options: Mapping[str, Option], error: Exception) -> Se
             remedy = "derive it from that, or register a vector environment with vector_entry_point="
         case TypeError() if asked := next((one for one in _ASKED if f"argument '{one}'" in str(error)), ""):
             expected, remedy = _ASKED[asked]
+        case AttributeError() if error.name != "unwrapped":
+            expected, remedy = "a class, or its place as MODULE:CLASS, as entry_point", "correct its registration"
         case AttributeError():
             expected, remedy = "a vector form that is a subclass of gymnasium.vector.VectorEnv", "derive it from that"
         case TypeError() if options:

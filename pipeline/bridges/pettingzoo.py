@@ -7,6 +7,7 @@ the episode of an area is one match.
 from __future__ import annotations
 
 import importlib
+import math
 import re
 import sys
 import warnings
@@ -14,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -164,6 +166,10 @@ def make_pettingzoo(
 
 def _environment(env_id: str) -> Callable[..., Value]:
     """Returns the function that makes the environment, in its parallel form if it has one."""
+    if "/" in env_id or env_id.endswith(".py") or env_id.startswith((".", "~")):
+        path = Path(env_id)
+        remedy = f"write {path.stem}, and give its folder, {path.parent}, as pipeline.python_path or --python-path"
+        raise SettingsError(f"got environment {env_id!r}, a path; expected the name of a module; {remedy}")
     if ":" in env_id:
         own = env_id.partition(":")[0]
         remedy = f"write name: gymnasium for an id of Gymnasium, env_id: {own} for a module of PettingZoo"
@@ -480,6 +486,12 @@ class ParallelGame(_PettingZooBase):
         Raises:
             SpecError: it is no tuple of mappings that have all agents that are observed.
         """
+        if result is None and not isinstance(self.env, import_optional("pettingzoo", "pettingzoo").ParallelEnv):
+            raise SpecError(
+                got=f"{shown(self.env)}, whose {call}() returns nothing",
+                expected="an environment whose agents act together, or in turn",
+                remedy="derive it from pettingzoo.ParallelEnv, or from pettingzoo.AECEnv",
+            )
         first, *others = parts = returned(call, result, names)
         if wrong := next((name for name, part in zip(names, parts, strict=True) if not isinstance(part, Mapping)), ""):
             raise SpecError(
@@ -512,26 +524,31 @@ class TurnGame(_PettingZooBase):
 
     def _play(self, area: _Area, values: Mapping[str, Value]) -> None:
         agent = attribute(area.env, "agent_selection", call="reset")
+        before = dict(_sums_and_rewards(area.env)[0]) if self._turns_noted else {}
         area.env.step(values[agent])
-        self._note_sum(area.env, agent)
+        if self._turns_noted:
+            self._turns_noted -= 1
+            self._note_sums(area.env, agent, before)
         self._advance(area)
 
-    def _note_sum(self, env: AECEnv, agent: str) -> None:
-        """Notes once where an agent's rewards of earlier turns are counted again."""
-        if not self._turns_noted:
-            return
-        self._turns_noted -= 1
-        sums, rewards = (getattr(env.unwrapped, name, None) for name in ("_cumulative_rewards", "rewards"))
-        if not (isinstance(sums, Mapping) and isinstance(rewards, Mapping) and agent in sums and agent in rewards):
-            return
-        if sums[agent] != rewards[agent]:
+    def _note_sums(self, env: AECEnv, acting: str, before: Mapping[str, float]) -> None:
+        """Notes once where rewards of earlier turns are counted again, or are lost."""
+        sums, rewards = _sums_and_rewards(env)
+        for agent in [one for one in before if one in sums and one in rewards]:
+            reward, earlier = rewards[agent], 0.0 if agent == acting else before[agent]
+            if math.isclose(sums[agent], earlier + reward, rel_tol=1e-6, abs_tol=1e-9):
+                continue
             rule = "begins with self._cumulative_rewards[agent] = 0"
-            rule = rule if sums[agent] else "ends with self._accumulate_rewards()"
+            if agent != acting and earlier:
+                rule += ", which leaves those of other agents as they are"
+            elif not sums[agent]:
+                rule = "ends with self._accumulate_rewards()"
             sys.stderr.write(
-                f"{NOTICE}self._cumulative_rewards[{agent!r}] is {sums[agent]:g} after its step(), and its reward "
-                f"{rewards[agent]:g}; step() {rule}\n"
+                f"{NOTICE}self._cumulative_rewards[{agent!r}] is {sums[agent]:g} after the step() of {acting!r}; with "
+                f"its reward of {reward:g} it would be {earlier + reward:g}; step() {rule}\n"
             )
             self._turns_noted = 0
+            return
 
     def _advance(self, area: _Area, call: str = "step") -> None:
         """Advances to the next turn of an agent that has not ended, and removes ended agents on the way.
@@ -570,6 +587,13 @@ class TurnGame(_PettingZooBase):
 
 def _names(agents: Iterable[Value]) -> str:
     return ", ".join(sorted(map(str, agents)))
+
+
+def _sums_and_rewards(env: AECEnv) -> tuple[Mapping[str, float], Mapping[str, float]]:
+    """Returns the sum of each agent's rewards since its last turn, and its reward of the last step."""
+    found = (getattr(env.unwrapped, name, None) for name in ("_cumulative_rewards", "rewards"))
+    sums, rewards = (one if isinstance(one, Mapping) else {} for one in found)
+    return sums, rewards
 
 
 def _present(env: AECEnv | ParallelEnv) -> Collection[str]:
@@ -612,7 +636,7 @@ def _space(env: AECEnv | ParallelEnv, kind: str, agent: str) -> Space[Value]:
         )
     try:
         found: Space[Value] = getattr(env, kind)(agent)
-    except (AttributeError, KeyError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         if place_of(error):
             raise
         raise SpecError(

@@ -296,8 +296,8 @@ class Actions:
 
         self.spec, self._values = _action(space)
         self._plain = isinstance(space, spaces.Discrete)
-        self._masked: list[bool] = []
-        """The observations of the first reset and of the first step came with masks."""
+        self._is_masked = False
+        self._is_quiet = False
 
     def batch(self, continuous: Array, discrete: Array) -> Array:
         """Returns values [n, *space.shape] for continuous [n, continuous] and discrete [n, branches]."""
@@ -309,14 +309,14 @@ class Actions:
         return values.tolist() if self._plain else list(values)
 
     def forbidden(self, masks: Sequence[Value], whose: Callable[[int], str] = lambda _: "") -> NDArray[np.bool_] | None:
-        """Returns `forbidden_choices`; notes on standard error if reset() gives masks and the first step() does not."""
+        """Returns `forbidden_choices`; notes on standard error once where none has a mask, and some had one before."""
         found = forbidden_choices(masks, self.spec, whose)
-        if len(self._masked) < 2:
-            self._masked.append(found is not None)
-            if self._masked == [True, False]:
-                sys.stderr.write(
-                    f"{NOTICE}info[{MASK!r}] is from reset() and not from step(); without it all choices are allowed\n"
-                )
+        if found is None and self._is_masked and not self._is_quiet:
+            self._is_quiet = True
+            sys.stderr.write(
+                f"{NOTICE}info[{MASK!r}] is missing after some steps; without it all choices are allowed\n"
+            )
+        self._is_masked = found is not None
         return found
 
 

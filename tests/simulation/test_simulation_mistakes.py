@@ -378,6 +378,9 @@ def test_what_cannot_be_made_has_the_remedy_for_its_cause(tmp_path: Path) -> Non
     gymnasium.register("Plain", vector_entry_point=lambda num_envs: object())
     with pytest.raises(SettingsError, match=r"expected a vector form that is a subclass of gymnasium.vector.VectorEnv"):
         make_gymnasium(f"{__name__}:Plain", 2, vectorization="native")
+    gymnasium.register("Absent", f"{__name__}:Absent")
+    with pytest.raises(SettingsError, match=r"no attribute 'Absent'.*as entry_point; correct its registration"):
+        make_gymnasium(f"{__name__}:Absent")
     gymnasium.register("Unseen", lambda: Returns(None))
     with pytest.raises(SettingsError, match=r"expected an environment that takes render_mode, which a video needs"):
         make_gymnasium(f"{__name__}:Unseen", video=str(tmp_path / "a.gif"))
@@ -405,6 +408,7 @@ def test_an_environment_under_the_other_bridge_or_without_its_module_has_the_rem
         (make_gymnasium, "empty_module:A", r"let .*/empty_module.py register it, by gymnasium.register\(id='A'"),
         (make_gymnasium, "empty_module:A-v0", r"let .*/empty_module.py register it, by gymnasium.register\(id='A-v0'"),
         (make_gymnasium, "turns_module", "write name: pettingzoo for the environment of the module turns_module"),
+        (make_pettingzoo, "./games/thermo", "a path; expected the name of a module; write thermo, and give its folder"),
         (make_pettingzoo, "thermo:Thermo-v0", "write name: gymnasium for an id of Gymnasium, env_id: thermo for"),
         (make_pettingzoo, "thermo", "write name: gymnasium and env_id: thermo:Thermo-v0"),
         (make_gymnasium, "wave:A-v0", "rename the module of yours, which Python's own wave hides"),
@@ -472,7 +476,7 @@ def test_masks_that_are_not_used_are_noted_once(capsys: pytest.CaptureFixture[st
             many.returned = (*many.returned[:-1], {})
         for _ in range(2):
             game.step(chosen("a?team=0", 0))
-        assert capsys.readouterr().err.count("info['action_mask'] is from reset() and not from step()") == 1, name
+        assert capsys.readouterr().err.count("info['action_mask'] is missing after some steps") == 1, name
 
 
 def test_a_registered_environment_is_checked_in_the_same_words() -> None:
@@ -705,8 +709,8 @@ def test_mistakes_of_an_environment_in_turns_are_explained(
         play(lambda **_: Turns(mistake), "env", monkeypatch)
 
 
-@pytest.mark.parametrize("mistake", ["", "sum", "none"])
-def test_rewards_that_are_counted_again_are_noted_once(
+@pytest.mark.parametrize("mistake", ["", "sum", "none", "all"])
+def test_rewards_that_are_counted_again_or_lost_are_noted_once(
     mistake: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Paying(Turns):
@@ -716,6 +720,8 @@ def test_rewards_that_are_counted_again_are_noted_once(
                 return
             if mistake != "sum":
                 self._cumulative_rewards[agent] = 0
+            if mistake == "all":
+                self._cumulative_rewards = dict.fromkeys("ab", 0.0)
             super().step(action)
             self.rewards = {"a": 0.25, "b": 0.25}
             if mistake != "none":
@@ -724,8 +730,11 @@ def test_rewards_that_are_counted_again_are_noted_once(
     play(lambda **_: Paying(""), "env", monkeypatch)
     begins = "begins with self._cumulative_rewards[agent] = 0"
     noted = {
-        "sum": f"['b'] is 0.5 after its step(), and its reward 0.25; step() {begins}",
-        "none": "['a'] is 0 after its step(), and its reward 0.25; step() ends with self._accumulate_rewards()",
+        "sum": f"['b'] is 0.5 after the step() of 'b'; with its reward of 0.25 it would be 0.25; step() {begins}",
+        "none": "['a'] is 0 after the step() of 'a'; with its reward of 0.25 it would be 0.25; step() ends with "
+        "self._accumulate_rewards()",
+        "all": f"['a'] is 0.25 after the step() of 'b'; with its reward of 0.25 it would be 0.5; step() {begins}, "
+        "which leaves those of other agents as they are",
     }
     lines = [f"notice: self._cumulative_rewards{noted[mistake]}"] if mistake else []
     assert capsys.readouterr().err.splitlines() == lines
@@ -740,6 +749,23 @@ def test_an_environment_without_close_is_closed(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.filterwarnings("ignore:Your environment should override")
 def test_a_space_that_is_not_defined_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Rootless:
+        possible_agents = ("a",)
+        observation_space = action_space = staticmethod(lambda _: spaces.Discrete(2))
+
+        def reset(self, seed: Any = None, options: Any = None) -> None:
+            """Returns nothing, as an environment in turns."""
+
+    with pytest.raises(SpecError, match=r"Rootless.*, whose reset\(\) returns nothing; .*, or from pettingzoo.AECEnv"):
+        play(lambda **_: Rootless(), "env", monkeypatch)
+
+    class Agentless(Turns):
+        def action_space(self) -> Any:  # type: ignore[override]
+            return spaces.Discrete(2)
+
+    with pytest.raises(SpecError, match=r"got no action_space of agent 'a'; .*define action_space\(self, agent\)"):
+        play(lambda **_: Agentless(""), "env", monkeypatch)
+
     class Spaceless(Turns):
         action_space = AECEnv.action_space
 
