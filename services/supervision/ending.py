@@ -8,6 +8,7 @@ unblocked by   these, or the deadlines `pipeline.stop_timeout_s`
 
 import dataclasses
 import json
+import math
 from typing import Final
 
 import anyio
@@ -49,9 +50,13 @@ async def stop_in_order(active: ActiveRun) -> None:
 
 async def _stop(active: ActiveRun, names: list[str], limit_s: float, reported_by: float, *, ask: bool = True) -> None:
     """Stops some parts, once all services that are still to run have reported their state."""
-    with anyio.move_on_after(reported_by - active.clock()):
+    left_s, shown_at = reported_by - active.clock(), active.clock() + _SHOWN_S
+    with anyio.move_on_after(left_s):
         services = [part for part in active.parts.values() if part.name in active.topology.run.services]
-        while not all(_has_reported(active, part) for part in services):  # noqa: ASYNC110 (retained topics)
+        while silent := [part.name for part in services if not _has_reported(active, part)]:
+            if active.clock() >= shown_at:
+                shown_at = math.inf
+                active.log.info("waiting_for", parts=silent, at_most_s=round(left_s), notice=True)
             await anyio.sleep(TURN_S)
     parts = [active.parts[name] for name in names if name in active.parts]  # a learner may be about to be added
     for part in parts:

@@ -249,6 +249,22 @@ async def test_monitor_has_time_to_draw_its_curves_on_a_busy_machine(tmp_path: P
 
 
 @pytest.mark.anyio
+async def test_stop_that_waits_for_the_report_of_a_restarted_service_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ending, "_has_reported", lambda _active, part: part.name != "coordination")
+    async with (
+        MemoryTransport(hub := MemoryHub(), start="coordination.1") as own,
+        MemoryTransport(hub, start="supervisor.1") as transport,
+    ):
+        (await own.publisher("coordination")).publish(RUN, FINISHED)
+        with structlog.testing.capture_logs() as lines:
+            assert await supervisor_of(topology_of(tmp_path), FakeHost({}), transport).supervise() == "completed"
+    (waiting,) = [line for line in lines if line["event"] == "waiting_for"]
+    assert (waiting["parts"], waiting["at_most_s"], waiting["notice"]) == (["coordination"], 20, True)
+
+
+@pytest.mark.anyio
 async def test_hangup_that_was_ignored_at_the_start_ends_no_run(tmp_path: Path) -> None:
     """So does `nohup`, for a run that goes on without its terminal."""
     hub, statuses = MemoryHub(), list[str]()
