@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 from hypothesis import given
@@ -99,6 +101,32 @@ def test_services_that_no_simulator_waits_for_have_lower_priority(tmp_path: Path
     assert {niceness[name] for name in LEARNERS} == {3}
     assert min(value for name, value in niceness.items() if name not in ("stepping-0", *LEARNERS)) > 3
     assert min(niceness.values()) == 0, "raising the priority needs rights"
+
+
+LOWER = """
+import os, threading
+from pathlib import Path
+from sparring.services.commands.service import _lower_priority
+
+ready, done, found = threading.Event(), threading.Event(), []
+def work():
+    ready.set()
+    done.wait()
+    found.append(os.nice(0))
+before, thread = os.nice(0), threading.Thread(target=work)
+thread.start()
+ready.wait()
+_lower_priority(3)
+done.set()
+thread.join()
+print(os.nice(0) - before, found[0] - before)
+"""
+
+
+def test_every_thread_of_a_service_gives_way() -> None:
+    """On Linux a priority is that of a thread; one of the learner computes updates, which began before."""
+    shown = subprocess.run([sys.executable, "-c", LOWER], capture_output=True, text=True, check=True).stdout
+    assert shown == "3 3\n"
 
 
 def test_service_started_alone_replaces_its_earlier_incarnation() -> None:
