@@ -170,6 +170,22 @@ class Population:
             at = found[-1].parent
         return found[::-1]
 
+    def check(self) -> None:
+        """Checks that the lines of a file fit together.
+
+        Raises:
+            LookupError, TypeError, ValueError: they do not.
+        """
+        for member in range(self.settings.size):
+            self.lineage(member)
+        for one in self.intervals.values():
+            if one.values.keys() != self.dimensions.keys():
+                raise ValueError(f"values of {', '.join(one.values)}")
+        found = [one.reward for one in self.intervals.values()] + [
+            one for made in self.decisions for one in made.scores
+        ]
+        np.array([one for one in found if one is not None], np.float64)
+
     def _sample(self, random: np.random.Generator) -> dict[str, Json]:
         return {key: one.sample(random) for key, one in self.dimensions.items()}
 
@@ -205,6 +221,7 @@ class PopulationFile:
                 else:
                     copies = [Copy(**one) for one in content.pop("copies")]
                     population.on_decision(Decision(**content, copies=copies))
+            population.check()
         for one in population.present:
             if one.error:  # it trains again, as its cause may be mended
                 del population.intervals[one.generation, one.member]

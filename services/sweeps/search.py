@@ -43,6 +43,8 @@ def open_study(path: Path, sweep: Sweep) -> optuna.Study:
     optuna.logging.enable_propagation()
     is_new = not path.exists()
     try:
+        if not is_new and not path.stat().st_size:
+            raise ValueError("it is empty")
         storage = optuna.storages.RDBStorage(sqlite(path), engine_kwargs={"connect_args": {"timeout": 60}})
         with storage.engine.connect() as connection:
             connection.exec_driver_sql("PRAGMA journal_mode=WAL")
@@ -53,10 +55,10 @@ def open_study(path: Path, sweep: Sweep) -> optuna.Study:
             study_name="sweep", storage=storage, direction="maximize", pruner=_pruner(sweep), load_if_exists=True
         )
         known = study.get_trials(deepcopy=False)
-    except DatabaseError as error:
+    except (DatabaseError, LookupError, TypeError, ValueError) as error:
         raise SettingsError(
-            f"got {path}, which cannot be used ({error.orig}); expected the trials of a sweep; restore it, or begin "
-            "another sweep"
+            f"got {path}, which cannot be used ({getattr(error, 'orig', error)}); expected the trials of a sweep; "
+            "restore it, or begin another sweep"
         ) from error
     study.sampler = _sampler(sweep, len(known))
     for trial in known:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -214,15 +215,26 @@ def test_interval_is_read_as_it_was_written(tmp_path: Path) -> None:
         generation=0, member=1, parent=None, values=first.values[1], steps=9, seconds=0.5, reward=None, error="x"
     )
     file = PopulationFile(tmp_path / "population.jsonl", first)
+    other = replace(one, member=0, values=first.values[0], reward=1.0)
     file.add(one)
+    file.add(other)
     file.add(first.decide([1.0, 2.0]))
     again = population(2)
     PopulationFile(tmp_path / "population.jsonl", again)
-    assert again.intervals == {(0, 1): one}
+    assert again.intervals == {(0, 1): one, (0, 0): other}
     assert (again.decisions, again.parents, again.generation) == (first.decisions, [1, 1], 1)
 
 
-@pytest.mark.parametrize("line", ["{", "3", "{}", '{"type": "interval"}', '{"type": "decision", "copies": [{}]}'])
+ALONE = '{"type": "decision", "generation": 0, "scores": [1.0, 2.0], "copies": []}'
+OTHER = (
+    '{"type": "interval", "generation": 0, "member": 0, "parent": null, "values": {"a": 1}, "steps": 9, "seconds": 1, '
+    '"reward": 1}'
+)
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "3", "{}", '{"type": "interval"}', '{"type": "decision", "copies": [{}]}', ALONE, OTHER]
+)
 def test_damaged_decisions_are_refused_with_their_file(tmp_path: Path, line: str) -> None:
     path = tmp_path / "population.jsonl"
     path.write_text(f"{line}\n")

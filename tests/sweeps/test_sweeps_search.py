@@ -216,6 +216,9 @@ def test_sweep_goes_on_as_it_was_but_for_its_size_and_pruner(tmp_path: Path) -> 
     (tmp_path / STUDY_FILE).write_text("not a database, whatever its name says")
     with pytest.raises(SettingsError, match=f"got .*{STUDY_FILE}, which cannot be used"):
         open_study(tmp_path / STUDY_FILE, read(tmp_path, SPACE))
+    (tmp_path / STUDY_FILE).write_text("")
+    with pytest.raises(SettingsError, match=f"got .*{STUDY_FILE}, which cannot be used .it is empty"):
+        open_study(tmp_path / STUDY_FILE, read(tmp_path, SPACE))
     begin("trials: 3\n", resume=False)
     begin("trials: 5\nparallel: 2\npruner: none\n")
     with pytest.raises(SettingsError, match="got --resume with another steps, seed, the configuration; expected"):
