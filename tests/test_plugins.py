@@ -274,14 +274,25 @@ class Raising(OpponentSampling):
     def weights(self, candidates):
         raise KeyError("x")
 
+class Leaving(OpponentSampling):
+    def weights(self, candidates):
+        raise SystemExit(3)
+
+class Huge(OpponentSampling):
+    def weights(self, candidates):
+        return [10**400 for _ in candidates]
+
 class Newest(OpponentSampling):
     def weights(self, candidates):
         return [float(one is candidates[-1]) for one in candidates]
 """
 
 
+KINDS = ("Short", "Negative", "Raising", "Leaving", "Huge", "Newest")
+
+
 def test_sampling_of_a_package_decides_and_a_failing_one_is_named(site: Path) -> None:
-    entries = "\n".join(f"{name.lower()} = samplings:{name}" for name in ("Short", "Negative", "Raising", "Newest"))
+    entries = "\n".join(f"{name.lower()} = samplings:{name}" for name in KINDS)
     install(site, "samplings", entries, SAMPLINGS, "opponents")
     behavior_id = BehaviorId(name="A", team=1)
 
@@ -291,7 +302,8 @@ def test_sampling_of_a_package_decides_and_a_failing_one_is_named(site: Path) ->
         return sample_opponent((1, 2), behavior_id, side, lambda version: Candidate(version, 0.5, 1))
 
     assert sampled("newest") == 6
-    for kind, got in (("short", r"\[1.0\]"), ("negative", "-1.0"), ("raising", "KeyError: 'x'")):
+    refused = {"short": r"\[1.0\]", "negative": "-1.0", "raising": "KeyError: 'x'"}
+    for kind, got in {**refused, "leaving": "SystemExit: 3", "huge": "OverflowError: "}.items():
         with pytest.raises(
             ServiceError, match=rf"got .*{got}.* from opponent_sampling {kind} of the package samplings"
         ):

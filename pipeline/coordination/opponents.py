@@ -14,7 +14,7 @@ import numpy as np
 
 from sparring.pipeline import plugins
 from sparring.pipeline.coordination.settings import Candidate, OpponentSampling, SelfPlaySettings
-from sparring.pipeline.errors import ServiceError
+from sparring.pipeline.errors import FOREIGN, ServiceError
 from sparring.pipeline.files import reading, regular
 from sparring.pipeline.messages.matches import NO_TEAM, Matchup, MatchupAssignment, Results, one_by_one
 from sparring.pipeline.specs import BehaviorId
@@ -147,9 +147,9 @@ def _weights(sampling: OpponentSampling, candidates: Sequence[Candidate]) -> Seq
         ServiceError: the plug-in fails, or returns other than one number for each, of which none is below 0.
     """
     try:
-        found: Any = list(sampling.weights(candidates))
-        is_valid = len(found) == len(candidates) and all(0 <= one < math.inf for one in found) and sum(found) > 0
-    except Exception as error:  # whatever the code of a foreign package raises
+        found: Any = [float(one) for one in sampling.weights(candidates)]
+        is_valid = len(found) == len(candidates) and all(one >= 0 for one in found) and 0 < sum(found) < math.inf
+    except FOREIGN as error:  # whatever the code of a foreign package raises
         found, is_valid = f"{type(error).__name__}: {error}", False
     if not is_valid:
         package = plugins.origin(plugins.OPPONENTS, sampling.type)
@@ -157,7 +157,7 @@ def _weights(sampling: OpponentSampling, candidates: Sequence[Candidate]) -> Seq
             f"got {found} from opponent_sampling {sampling.type} of {package}; "
             f"expected {len(candidates)} finite numbers of at least 0, one above it; mend it, or choose uniform"
         )
-    return [float(one) for one in found]
+    return found  # type: ignore[no-any-return]
 
 
 class Tournament:

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import importlib.util
 import os
+import signal
 import socket
 import ssl
 import subprocess
@@ -68,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
     sys.stdout.write(f"page  {address}\n")
     sys.stdout.flush()
     os.nice(_NICENESS)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # uvicorn ends in order, and then raises it again
     with contextlib.suppress(KeyboardInterrupt):
         serve(Page(Runs(args.results.absolute())), listener, hosts, secret, tls)
     return 0

@@ -42,6 +42,8 @@ def run(args: Namespace) -> int:
         SettingsError: there is no such run, or one of its files is damaged.
     """
     console, folder = _Console(), find(args.run, args.results_dir)
+    if args.json and args.watch:
+        raise SettingsError("got --json with --watch; expected one of the two; leave one out")
     if args.json:
         print_json(read(folder))
     elif not args.watch:

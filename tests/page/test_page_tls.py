@@ -39,6 +39,8 @@ def page(tmp_path: Path) -> Iterator[tuple[str, str, Path]]:
             printed = urlsplit(process.stdout.readline().split()[1])
             assert (printed.scheme, printed.hostname) == ("https", "trainer.test")
             yield f"https://{own_address()}:{printed.port}", parse_qs(printed.query)["token"][0], keys
+            process.terminate()
+            assert process.wait(60) == 0
         finally:
             process.kill()
 
