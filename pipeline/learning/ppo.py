@@ -156,11 +156,12 @@ class PolicyGradient(Algorithm, Generic[NetworksT, TargetsT]):
         targets = replace(targets, rows=rows)
         done = []
         passes = (self._minibatches(targets) for _ in range(hyper.num_epoch))
-        for part in chain.from_iterable(passes):
-            done.append(self._step(targets, part, coefficients))
-            self.signals.learn(part.at)
-            if self.is_stopping():
-                break
+        with torch.no_grad():
+            for part in chain.from_iterable(passes):
+                done.append(self._step(targets, part, coefficients))
+                self.signals.learn(part.at)
+                if self.is_stopping():
+                    break
         cloned = {} if self.cloning is None else self.cloning.update(trained)
         for encoder, joined in targets.observed:
             encoder.update(joined)
@@ -264,9 +265,8 @@ class PolicyGradient(Algorithm, Generic[NetworksT, TargetsT]):
         size //= self.settings.network_settings.sequence_length
         return minibatches.recurrent_minibatches(targets.rows, targets.recurrence, size, self.generator, ranks)
 
-    @torch.no_grad()
     def _step(self, targets: TargetsT, part: Part, coefficients: Coefficients) -> losses.Losses:
-        """Takes one step of Adam on a minibatch, and returns its losses."""
+        """Takes one step of Adam on a minibatch, and returns its losses; called under `no_grad`."""
         head_BH, estimates, backward_fn = self._forward(targets, part)
         clipped = self.hyper.clip_value_loss
         terms, to_head_BH, to_log_sigma_C = losses.policy_loss(self.actor, head_BH, part.rows, coefficients.beta)

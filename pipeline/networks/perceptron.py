@@ -235,11 +235,13 @@ def trace_layers(
         slopes.append(slope_BU)
 
     def backward_fn(gradient: Tensor) -> Tensor:
+        ones_B = constant(1.0, gradient, gradient.shape[0])
         for at in range(len(slopes), -1, -1):
             weight, bias = chain[2 * at], chain[2 * at + 1]
             if is_trained:
-                gradient_of(weight).addmm_(gradient.t(), inputs[at])
-                accumulate_rows(bias, gradient.t())
+                transposed = gradient.t()
+                gradient_of(weight).addmm_(transposed, inputs[at])
+                gradient_of(bias).addmv_(transposed, ones_B)
             if at:
                 gradient = gradient.mm(weight).mul_(slopes[at - 1])
             elif to_rows:

@@ -4,8 +4,9 @@ poca    MA-POCA at the shape of configs/soccer.yaml: groups of two that decide t
         256, 3 epochs, 64x2, 27 observations, 3 branches of 3 choices.
 ppo     PPO with minibatches of 64, 128x2, 2,048 steps, 3 epochs, 8 observations, 2 continuous actions.
 
-The products are those of all linear layers: forward for the estimates before the update; forward, for the weights, and
-for the inputs of every layer but the first in each minibatch. They have the update's shapes and write to memory that
+The products are those of all linear layers: forward before the update, for the critic's estimates and for the actor's
+log-probability of each part of an action; forward, for the weights, and for the inputs of every layer but the first in
+each minibatch. They have the update's shapes and write to memory that
 exists. Both are timed in turn in one process with one thread, and the median of the ratios counts. `kernels` is the
 number of PyTorch's operators for each minibatch that call no other operator.
 """
@@ -116,7 +117,7 @@ def ppo() -> tuple[Callable[[], object], Callable[[], None], int]:
     ).build()
     assert isinstance(algorithm, PPO)
     every = chain(batch, 8, 128, 128, 2) + chain(batch, 8, 128, 128, 1)
-    before = chain(STEPS + STEPS // 64, 8, 128, 128, 1)
+    before = chain(STEPS + STEPS // 64, 8, 128, 128, 1) + chain(STEPS, 8, 128, 128, 2)
     minibatches = STEPS // batch * EPOCHS
     return (
         partial(algorithm.update, batch_of(made, together=False), 0, 0),
@@ -141,7 +142,7 @@ def poca() -> tuple[Callable[[], object], Callable[[], None], int]:
         return [*embedded, *attention, Layer(rows, units, units), Layer(rows, units, units), *heads]
 
     every = chain(batch, 27, units, units, 9) + critic(batch // members, baselines=True)
-    before = critic(STEPS // members, baselines=True)
+    before = critic(STEPS // members, baselines=True) + chain(STEPS, 27, units, units, 9)
     minibatches = STEPS // batch * EPOCHS
     return (
         partial(algorithm.update, batch_of(made, together=True), 1, 0),

@@ -263,8 +263,11 @@ class Signals:
 
     def learn(self, at_B: Tensor) -> None:
         """Takes one optimizer step of each network on rows of the batch."""
-        for source in self.sources.values():
-            source.learn(at_B)
+        if not self.sources:
+            return
+        with torch.enable_grad():
+            for source in self.sources.values():
+                source.learn(at_B)
 
     def statistics(self) -> dict[str, float]:
         """Returns the batch's losses by ML-Agents' names, and the mean reward of the episodes that ended."""
