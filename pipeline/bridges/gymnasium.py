@@ -136,8 +136,8 @@ def make_gymnasium(
         make = partial(gymnasium.make, env_id, disable_env_checker=True, **options)  # what it returns is checked here
         envs = make_areas(make, areas, classes, video)
         return check_images(GymnasiumGame(name, envs, observe), images)
-    except (gymnasium.error.Error, TypeError, ImportError, AttributeError) as error:
-        if isinstance(error, AttributeError) and place_of(error):
+    except (gymnasium.error.Error, TypeError, ImportError, AttributeError, ValueError) as error:
+        if isinstance(error, AttributeError | ValueError) and place_of(error):
             raise
         raise _refusal(env_id, options, error) from error
 
@@ -187,9 +187,14 @@ def _refusal(env_id: str, options: Mapping[str, Option], error: Exception) -> Se
         case TypeError() if "must inherit from" in str(error):
             expected = "a subclass of gymnasium.Env"
             remedy = "derive it from that, or register a vector environment with vector_entry_point="
+        case TypeError() if "multiple values for" in str(error):
+            expected, remedy = (
+                "options that are not set already",
+                "leave it out; areas: N is the number of environments",
+            )
         case TypeError() if asked := next((one for one in _ASKED if f"argument '{one}'" in str(error)), ""):
             expected, remedy = _ASKED[asked]
-        case AttributeError() if error.name != "unwrapped":
+        case ValueError() | AttributeError() if getattr(error, "name", "") != "unwrapped":
             expected, remedy = "a class, or its place as MODULE:CLASS, as entry_point", "correct its registration"
         case AttributeError():
             expected, remedy = "a vector form that is a subclass of gymnasium.vector.VectorEnv", "derive it from that"

@@ -189,9 +189,9 @@ def _unknown_hyperparameter(root: Entry, entry: Entry, path: Path) -> Iterator[_
     if trainer in known:
         others = ", ".join(sorted(name for name, keys in known.items() if key in keys))
         remedy = f"remove it: it belongs to {others}" if others else did_you_mean(key, known[trainer])
-        elsewhere = [section for section, name in all_keys() if name == key and section.startswith("behaviors")]
+        elsewhere = [section for section in _sections_with(key) if section.startswith("behaviors")]
         if elsewhere and not remedy:
-            remedy = f"move it: {key} belongs to {max(elsewhere, key=lambda one: one.endswith('extrinsic'))}"
+            remedy = f"move it: {key} belongs to {elsewhere[0]}"
         remedy = remedy or "remove it"
         text = (
             f"got the unknown key {key!r}; expected one of {', '.join(known[trainer])}, which {trainer} has; {remedy}"
@@ -213,13 +213,19 @@ def _unknown_key(model: type[BaseModel], path: Path, better: str = "") -> str:
     key, siblings = str(path[-1]), known_keys(path[:-1], model)
     if better:
         return f"got the unknown key {key!r}; expected one of {', '.join(siblings)}; {better}"
-    elsewhere = [section for section, name in all_keys(model) if section and name == key]
+    elsewhere = _sections_with(key, model)
     remedy = did_you_mean(key, siblings)
     if elsewhere:
         remedy = (
             f"{remedy} ({key} belongs to {elsewhere[0]})" if remedy else f"move it: {key} belongs to {elsewhere[0]}"
         )
     return f"got the unknown key {key!r}; expected one of {', '.join(siblings)}; {remedy or 'remove it'}"
+
+
+def _sections_with(key: str, model: type[BaseModel] = Settings) -> list[str]:
+    """Returns the sections that have a key; of reward signals that of the environment first, which all runs have."""
+    found = [section for section, name in all_keys(model) if section and name == key]
+    return sorted(found, key=lambda section: not section.endswith("extrinsic"))
 
 
 def _bad_value(entry: Entry, detail: ErrorDetails) -> Problem:

@@ -11,7 +11,6 @@ play by a script of its own, or leaves the choice to a person; the simulator the
 
 import argparse
 import contextlib
-import signal
 import socket
 import sys
 import time
@@ -58,7 +57,7 @@ from sparring.services.commands.runs import add_config, add_results, check_posit
 from sparring.services.endpoint.admission import fault_of
 from sparring.services.endpoint.peers import check_hello
 from sparring.services.process.encryption import exposed
-from sparring.services.process.hosting import ending_signals
+from sparring.services.process.hosting import ending_signals, interrupting
 from sparring.services.supervision.launch import checkpoints_of, load_player, new_seed
 from sparring.services.supervision.topology import build
 
@@ -107,20 +106,21 @@ def run(args: argparse.Namespace) -> int:
     settings, seed = _settings(args)
     timeout_s = args.timeout or (_MANUAL_S if args.manual else settings.pipeline.simulator_timeout_s)
     session = _Session(args, settings, seed)
-    try:
-        with ending_signals(signal.default_int_handler), lone_simulator(settings, seed) as simulator:
-            _print(f"seed {seed}")
-            if not simulator.command:
-                _print(f"waiting for a simulator at {simulator.address}")
-            _converse(session, settings, simulator, args.timeout if not simulator.command else timeout_s, timeout_s)
-    except KeyboardInterrupt:
-        _print("stopped by the user")
-    except SettingsError:
-        raise
-    except SparringError:
-        session.write()
-        raise
-    written = session.write()
+    with ending_signals(interrupting()):
+        try:
+            with lone_simulator(settings, seed) as simulator:
+                _print(f"seed {seed}")
+                if not simulator.command:
+                    _print(f"waiting for a simulator at {simulator.address}")
+                _converse(session, settings, simulator, args.timeout if not simulator.command else timeout_s, timeout_s)
+        except KeyboardInterrupt:
+            _print("stopped by the user")
+        except SettingsError:
+            raise
+        except SparringError:
+            session.write()
+            raise
+        written = session.write()
     return 0 if session.complete or (args.manual and written) else FAILED
 
 

@@ -5,10 +5,12 @@ the supervisor has (`services/process/lifeline.py`).
 """
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +46,8 @@ SPARRING: Final = (*PYTHON, "sparring")
 LOOP_OPTIONS: Final = {"use_uvloop": sys.implementation.name == "cpython"}
 """Options of the event loop of every process of a run."""
 
+_SAME_S: Final = 1.0
+"""Signals that come within this time are one."""
 _TAIL: Final = 8192
 _SHOWN: Final = 40
 
@@ -70,6 +74,22 @@ def ending_signals(handler: Callable[[int, FrameType | None], object] | int) -> 
     finally:
         for one, before in former:
             signal.signal(one, before)
+
+
+def interrupting() -> Callable[[int, FrameType | None], None]:
+    """Returns a handler that raises KeyboardInterrupt, once for all signals of a second.
+
+    A terminal, a container or an IDE signals a group and its parent.
+    """
+    raised_at = -math.inf
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        nonlocal raised_at
+        if (now := time.monotonic()) - raised_at > _SAME_S:
+            raised_at = now
+            raise KeyboardInterrupt
+
+    return handle
 
 
 class HostedService(Protocol):

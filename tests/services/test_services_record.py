@@ -244,7 +244,7 @@ def test_signal_that_ends_the_command_keeps_complete_episodes(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The simulator receives a Bye, and the files are written."""
+    """The simulator receives a Bye, and the files are written, also where a second signal follows at once."""
     before = signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     request.addfinalizer(lambda: signal.signal(number, before))  # `nohup` has the tests ignore a hangup
     answer, interrupted_steps = record_service._Session.answer, []
@@ -255,7 +255,13 @@ def test_signal_that_ends_the_command_keeps_complete_episodes(
             signal.raise_signal(number)
         return answer(session, step)
 
+    def again(session: Any) -> Any:
+        signal.raise_signal(number)
+        return write(session)
+
+    write = record_service._Session.write
     monkeypatch.setattr(record_service._Session, "answer", interrupted)
+    monkeypatch.setattr(record_service._Session, "write", again)
     found = record(tmp_path, played(tmp_path, "reports"), "--manual", "--episodes", "40")
     assert found is not None
     assert found.columns["lengths"].tolist().count(3) == 6

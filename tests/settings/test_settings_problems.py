@@ -62,6 +62,7 @@ def test_a_key_in_the_wrong_section_is_reported_with_the_right_one() -> None:
     for text, remedy in (
         ("batch_size: 3", "move it: batch_size belongs to behaviors.*.hyperparameters"),
         ("hyperparameters: {gamma: 0.9}", "move it: gamma belongs to behaviors.*.reward_signals.extrinsic"),
+        ("reward_signals: {gamma: 0.9}", "move it: gamma belongs to behaviors.*.reward_signals.extrinsic"),
         ("hyperparameters: {nonsense: 0.9}", "remove it"),
     ):
         assert only_problem(f"behaviors: {{A: {{{text}}}}}").endswith(f"; {remedy}")

@@ -378,6 +378,13 @@ def test_what_cannot_be_made_has_the_remedy_for_its_cause(tmp_path: Path) -> Non
     gymnasium.register("Plain", vector_entry_point=lambda num_envs: object())
     with pytest.raises(SettingsError, match=r"expected a vector form that is a subclass of gymnasium.vector.VectorEnv"):
         make_gymnasium(f"{__name__}:Plain", 2, vectorization="native")
+    with pytest.raises(
+        SettingsError, match=r"multiple values .*; leave it out; areas: N is the number of environments"
+    ):
+        make_gymnasium(f"{__name__}:Many", 2, vectorization="native", num_envs=16)
+    gymnasium.register("Dotted", f"{__name__}.Returns")
+    with pytest.raises(SettingsError, match=r"expected a class, or its place as MODULE:CLASS, as entry_point; correct"):
+        make_gymnasium(f"{__name__}:Dotted")
     gymnasium.register("Absent", f"{__name__}:Absent")
     with pytest.raises(SettingsError, match=r"no attribute 'Absent'.*as entry_point; correct its registration"):
         make_gymnasium(f"{__name__}:Absent")
