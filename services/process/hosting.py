@@ -46,8 +46,8 @@ SPARRING: Final = (*PYTHON, "sparring")
 LOOP_OPTIONS: Final = {"use_uvloop": sys.implementation.name == "cpython"}
 """Options of the event loop of every process of a run."""
 
-_SAME_S: Final = 1.0
-"""Signals that come within this time are one."""
+SAME_SIGNAL_S: Final = 1.0
+"""Signals that come within this time are one: a terminal, a container or an IDE signals a group and its parent."""
 _TAIL: Final = 8192
 _SHOWN: Final = 40
 
@@ -77,15 +77,12 @@ def ending_signals(handler: Callable[[int, FrameType | None], object] | int) -> 
 
 
 def interrupting() -> Callable[[int, FrameType | None], None]:
-    """Returns a handler that raises KeyboardInterrupt, once for all signals of a second.
-
-    A terminal, a container or an IDE signals a group and its parent.
-    """
+    """Returns a handler that raises KeyboardInterrupt, once for the signals that are one."""
     raised_at = -math.inf
 
     def handle(_number: int, _frame: FrameType | None) -> None:
         nonlocal raised_at
-        if (now := time.monotonic()) - raised_at > _SAME_S:
+        if (now := time.monotonic()) - raised_at > SAME_SIGNAL_S:
             raised_at = now
             raise KeyboardInterrupt
 

@@ -35,7 +35,7 @@ from sparring.pipeline.monitoring.summary import Status
 from sparring.pipeline.monitoring.writing import Writing
 from sparring.pipeline.queues.interface import Subscription, Transport
 from sparring.services.process import interrupts
-from sparring.services.process.hosting import endings
+from sparring.services.process.hosting import SAME_SIGNAL_S, endings
 from sparring.services.process.runtime import SUPERVISOR, follow
 from sparring.services.supervision.active_run import ActiveRun
 from sparring.services.supervision.ending import TURN_S, stop_in_order, write_summary
@@ -54,9 +54,6 @@ TOPIC_PACE_S = 0.25
 _TOPICS = (METRICS, RUN, SPECS, STEPPING_STATE, ASSEMBLY_STATE, LEARNER_STATE)
 """Topics change hundreds of times a second; the decisions that are made here can wait that long."""
 
-
-SAME_SIGNAL_S = 1.0
-"""A signal that follows the first one within this time is the same: a terminal or a container may send several."""
 
 Grow = Callable[[Topology, Sequence[str]], Topology]
 """Makes and writes the topology with further behaviors."""

@@ -22,7 +22,7 @@ from sparring.services.api.measuring import tournament
 from sparring.services.api.runs import options_of, start
 from sparring.services.commands.runs import RESULTS, add_config, add_in_process, add_insecure, add_ray
 from sparring.services.commands.train import empty, locked, run_folder
-from sparring.services.process.hosting import endings
+from sparring.services.process.hosting import SAME_SIGNAL_S, endings
 from sparring.services.sweeps import generations, plots
 from sparring.services.sweeps.following import FollowedRun
 from sparring.services.sweeps.generations import POPULATION_FILE, Generations
@@ -100,10 +100,11 @@ async def _until_stopped(loop: _Loop) -> bool:
     with anyio.open_signal_receiver(*endings()) as signals:
 
         async def listen() -> None:
-            number = await anext(signals)
+            number, first_at = await anext(signals), anyio.current_time()
             logs.get().info("sweep_stopping", signal=signal.Signals(number).name, notice=True)
             loop.stop()
-            await anext(signals)
+            while anyio.current_time() - first_at < SAME_SIGNAL_S:
+                await anext(signals)
             tasks.cancel_scope.cancel()
 
         async with anyio.create_task_group() as tasks:

@@ -93,7 +93,8 @@ def test_stopped_search_stops_its_trial_in_order(tmp_path: Path) -> None:
     space = f"steps: 1000000\nspace: {{{RATE}: {{low: 1e-3, high: 1e-2}}}}"
     sweep = subprocess.Popen(command(tmp_path, space, "--in-process"), stderr=subprocess.DEVNULL)
     wait_until((tmp_path / "s" / "trial-0000" / "metrics.jsonl").exists, sweep)
-    os.kill(sweep.pid, signal.SIGINT)
+    for number in (signal.SIGINT, signal.SIGTERM):  # within a second
+        os.kill(sweep.pid, number)
     assert sweep.wait(DEADLINE_S) == 0
     assert json.loads((tmp_path / "s" / "trial-0000" / "summary.json").read_text())["status"] == "stopped"
     assert [one["state"] for one in trials(tmp_path)] == ["interrupted"]
