@@ -28,7 +28,7 @@ from sparring.pipeline.files import DAMAGE, Json, regular, working_folder
 from sparring.pipeline.monitoring.events import Event, EventFiles, EventKind, Identity, identity_of, present
 from sparring.pipeline.queues.endpoints import private_folder
 from sparring.services.api.arguments import checked
-from sparring.services.process.hosting import SPARRING
+from sparring.services.process.hosting import SAME_SIGNAL_S, SPARRING
 from sparring.services.process.lifeline import ending_with_caller
 
 Callback = Callable[[Event], object]
@@ -331,8 +331,18 @@ def train(
         return run.wait()
     except KeyboardInterrupt:
         run.stop()
-        run.wait()
+        _wait_for_end(run, time.monotonic())
         raise
+
+
+def _wait_for_end(run: Run, interrupted_at: float) -> None:
+    """Waits for the end of a run that was interrupted, once more where the same interrupt comes a second time."""
+    try:
+        run.wait()
+    except KeyboardInterrupt:
+        if time.monotonic() - interrupted_at > SAME_SIGNAL_S:
+            raise
+        _wait_for_end(run, interrupted_at)
 
 
 def options_of(values: Mapping[str, object]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -39,3 +40,13 @@ def test_working_folder_that_was_removed_is_refused_in_words(tmp_path: Path, mon
     for config in ({"behaviors": {}}, "run.yaml"):
         with pytest.raises(sparring.SettingsError, match=r"got a working folder that cannot be found .*; change to"):
             sparring.train(config)
+
+
+def test_interrupt_that_comes_twice_within_a_second_stops_a_run_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a shell signals a script and its process group."""
+    run = Mock()
+    run.wait.side_effect = [KeyboardInterrupt, KeyboardInterrupt, None]
+    monkeypatch.setattr("sparring.services.api.runs.start", lambda *_, **__: run)
+    with pytest.raises(KeyboardInterrupt):
+        sparring.train("a.yaml")
+    assert (run.stop.call_count, run.wait.call_count) == (1, 3)
