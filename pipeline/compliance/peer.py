@@ -157,7 +157,7 @@ class WebSocketConnection:
         """
         messages = b""
         while not (messages or self._websocket.is_closed):
-            self._socket.settimeout(max(self._deadline - time.monotonic(), 0.001))
+            self._socket.settimeout(_left_s(self._deadline))
             if not (data := self._socket.recv(size)):
                 break
             try:
@@ -175,6 +175,18 @@ class WebSocketConnection:
     def close(self) -> None:
         """Closes the connection without a Close frame, as a broken one."""
         self._socket.close()
+
+
+def _left_s(deadline: float) -> float:
+    """Returns the seconds until a time, which may pass while messages of no interest arrive.
+
+    Raises:
+        TimeoutError: it has passed.
+    """
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    return left_s
 
 
 class SilenceTimeout(ConversationStopped):
@@ -261,8 +273,8 @@ class TrialConnection:
         self._socket.close()
 
     def _fill(self, deadline: float) -> None:
-        self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
         try:
+            self._socket.settimeout(_left_s(deadline))
             data = self._socket.recv(2**18)
         except TimeoutError as error:
             got = f"no message in time in state {self._conversation.state!r}"

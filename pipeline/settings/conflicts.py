@@ -229,7 +229,8 @@ def _opponents(settings: Settings) -> Iterator[Conflict]:
             yield Conflict(
                 ((*section.split(".", 1), "self_play"), ("simulators",)),
                 f"got self_play with {what}, whose agents are all in team 0; expected two teams or more, which play "
-                "against each other; write teams: each in the options of a pettingzoo simulator, or remove self_play",
+                "against each other; write teams: each, or per_type, in the options of a pettingzoo simulator, or "
+                "remove self_play",
             )
 
 

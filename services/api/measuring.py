@@ -129,7 +129,7 @@ def record(
     with written(config, overrides) as given:
         text = _output(["record", *given, *words])
     before = f"; {Path(out)}{os.sep}"
-    return [Path(out, line.rpartition(before)[2]) for line in text.splitlines() if before in line]
+    return [Path(out, line.rpartition(before)[2]) for line in text.split("\n") if before in line]
 
 
 def _name(run: str | Path) -> str:
@@ -140,7 +140,7 @@ def _name(run: str | Path) -> str:
 def _measured(words: list[str], options: PlayOptions) -> dict[str, Json]:
     """Runs a command whose last line names a file of JSON, and returns its content."""
     named = {key.removesuffix("_s"): value for key, value in options.items()}
-    return dict(json.loads(Path(_output([*words, *options_of(named)]).splitlines()[-1]).read_bytes()))
+    return dict(json.loads(Path(_output([*words, *options_of(named)]).rstrip("\n").split("\n")[-1]).read_bytes()))
 
 
 def _output(words: Sequence[str]) -> str:

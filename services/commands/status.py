@@ -88,7 +88,7 @@ def read(folder: Path) -> dict[str, Json]:
             f"got {folder}, which holds neither status.json nor summary.json; expected the folder of a run; "
             f"if the run has only just started, try again in a few seconds"
         )
-    if status and summary and not status["ended"] and status_ns > summary_ns:
+    if status and summary and not status.get("ended") and status_ns > summary_ns:
         summary = None
     with reading(folder / "summary.json", *_READABLE):
         for name, one in summary["behaviors"].items() if summary else ():

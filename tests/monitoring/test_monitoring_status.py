@@ -112,6 +112,8 @@ def test_json_contains_status_and_summary(fake_run: FakeRun, folder: Path) -> No
     content = json.loads(run_status(str(folder), "--json")[1])
     assert content["summary"]["status"] == "failed"
     assert content["status"]["behaviors"]["Balance"]["step"] == 12_000
+    (folder / "status.json").write_text('{"behaviors": {}}')
+    assert json.loads(run_status(str(folder), "--json")[1])["status"] == {"behaviors": {}}
 
 
 @pytest.mark.parametrize("on_terminal", [False, True])

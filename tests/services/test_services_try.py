@@ -421,7 +421,7 @@ def test_self_play_where_all_environments_have_one_team_is_refused(simulator: st
     if not refused:
         parse_settings(text, "a.yaml")
         return
-    expected = f"a.yaml:1: .*self_play: got self_play with {refused}.*write teams: each in the options"
+    expected = f"a.yaml:1: .*self_play: got self_play with {refused}.*write teams: each, or per_type, in the options"
     with pytest.raises(Exception, match=expected):
         parse_settings(text, "a.yaml")
 

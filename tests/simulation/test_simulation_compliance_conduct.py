@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from sparring.pipeline.bridges.gymnasium import make_gymnasium
+from sparring.pipeline.compliance.peer import TrialConnection
 from sparring.pipeline.compliance.rules import RULES
 from sparring.pipeline.compliance.steps import STEP_RULES
+from sparring.pipeline.messages.codec import to_bytes
+from sparring.pipeline.messages.simulator import Ping
 from sparring.pipeline.simulation import run as run_game
 from tests.simulation.compliance_simulator import LONG_S, SHORT_S, Simulator, verdicts_of
 
@@ -24,6 +27,23 @@ def test_a_game_of_the_client_library_passes_every_rule() -> None:
 def test_a_correct_simulator_passes_every_rule(quirk: str) -> None:
     verdicts = verdicts_of(Simulator(quirk))
     assert {rule: verdict.status for rule, verdict in verdicts.items() if verdict.status != "PASS"} == {}
+
+
+class Chatterer:
+    """A socket on which something always arrives."""
+
+    def settimeout(self, seconds: float) -> None:
+        assert seconds > 0
+
+    def recv(self, _size: int) -> bytes:
+        return to_bytes(Ping())
+
+    def sendall(self, _data: bytes) -> None:
+        """Takes what is sent."""
+
+
+def test_what_always_arrives_stops_no_deadline() -> None:
+    assert not TrialConnection(Chatterer(), 0.05).closes()  # type: ignore[arg-type]
 
 
 QUIRKS = {
