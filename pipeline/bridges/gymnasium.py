@@ -182,6 +182,8 @@ def _refusal(env_id: str, options: Mapping[str, Option], error: Exception) -> Se
         case ImportError():
             expected = "a module that is installed, beside the configuration, or in pipeline.python_path"
             remedy = "correct the name, or give its folder (--python-path without a configuration)"
+        case gymnasium.error.Error() if "vector entry point" in str(error):
+            expected, remedy = "a vector form of its own", "leave vectorization out, or register vector_entry_point="
         case gymnasium.error.Error() if _has_native(env_id):
             expected, remedy = "a single form, which this one lacks", "take its own: set vectorization to native"
         case TypeError() if "must inherit from" in str(error):

@@ -517,6 +517,7 @@ class TurnGame(_PettingZooBase):
 
     _turns_noted = 1000
     """Turns whose sums of rewards are still to be compared."""
+    _is_last_noted = False
 
     def _open(self, area: _Area, begun: Value) -> None:
         if _present(area.env):
@@ -550,6 +551,18 @@ class TurnGame(_PettingZooBase):
             self._turns_noted = 0
             return
 
+    def _note_last(self, env: AECEnv, agent: str, present: Collection[str]) -> None:
+        """Notes once where an agent plays on after all others have ended: of two, this is seldom meant."""
+        if self._is_last_noted or len(self._names) == 1:
+            return
+        ended = [one for one in present if env.terminations.get(one) or env.truncations.get(one)]
+        if len(present) - len(ended) == 1:
+            self._is_last_noted = True
+            sys.stderr.write(
+                f"{NOTICE}{agent!r} acts after all others have ended; where that is the end of the game, step() sets "
+                "the termination of every agent\n"
+            )
+
     def _advance(self, area: _Area, call: str = "step") -> None:
         """Advances to the next turn of an agent that has not ended, and removes ended agents on the way.
 
@@ -571,6 +584,7 @@ class TurnGame(_PettingZooBase):
             reward = number(reward, area.number, agent)
             terminated = flag(terminated, "termination", area.number, agent)
             if not (flag(truncated, "truncation", area.number, agent) or terminated):
+                self._note_last(env, agent, present)
                 self._decide(area, agent, seen, info, reward)
                 return
             self._end(area, agent, seen, not terminated, reward)

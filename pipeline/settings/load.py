@@ -122,6 +122,9 @@ def read_text(path: FilePath) -> str:
     Raises:
         SettingsError: it cannot be read, is too large, or is no text.
     """
+    if path.suffix == ".py":
+        expected = "a configuration, which names the module of an environment as env_id"
+        raise SettingsError(f"got {path}, a file of Python; expected {expected}; see docs/environments.md")
     try:
         with path.open("rb") as stream:
             raw = stream.read(MOST_BYTES + 1)

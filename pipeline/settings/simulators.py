@@ -65,8 +65,10 @@ class SimulatorSettings(StrictSettings):
     def _known_options(cls, options: dict[str, Option], info: ValidationInfo) -> dict[str, Option]:
         name = info.data.get("name")
         known, free = option_types(name) if name is not None else ({}, True)
-        if "areas" in options:
-            raise ValueError("got areas among the options; expected it beside them; move it there")
+        if wrong := next((key for key in ("areas", "num_envs", "n_envs") if key in options and key not in known), ""):
+            raise ValueError(
+                f"got {wrong} among the options; expected areas beside them; write areas: {options[wrong]} there"
+            )
         for key, value in options.items():
             wanted = known.get(key, ())
             if not free and key not in known:

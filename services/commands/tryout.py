@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -37,12 +37,15 @@ REFUSED = "not usable: "
 """Beginning of a line about a simulator that cannot be used."""
 _TRIAL_S = 60.0
 _LOOK_S = 0.1
+"""A call that takes too long is noticed within this time."""
 _STRAYS_S = 5.0
 _LARGE = 100.0
 """Values beyond this train badly as they are."""
 _LARGE_REWARD = 1e4
 _SHORT = 2.0
-"""A call that takes too long is noticed within this time."""
+"""Steps of an episode that seems to begin at its end."""
+_MANY = 5
+"""Where a second episode is so many times as long as each first one, no episode seems to have begun anew."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -206,6 +209,7 @@ class Trial:
         self._ended: list[float] = []
         self._lengths: defaultdict[tuple[str, int], int] = defaultdict(int)
         self._ended_after: list[int] = []
+        self._ends: Counter[tuple[str, int]] = Counter()
         self._is_rewarded = False
         self._highest = 0.0  # reward
         self._before: dict[tuple[str, int], tuple[Array, ...]] = {}
@@ -289,6 +293,7 @@ class Trial:
                     self._returns[key] += reward
                     self._is_rewarded |= bool(reward)
                     if rows is report.ends:
+                        self._ends[key] += 1
                         self._ended.append(self._returns.pop(key))
                         self._ended_after.append(self._lengths.pop(key, 0))
                     else:
@@ -341,6 +346,9 @@ class Trial:
             length, reward = np.mean(self._ended_after), np.mean(self._ended)
             if length < _SHORT:
                 yield "  notice: episodes are very short; does reset(), or step() of a vector form, begin a new one?"
+            keeps_ids = self._made_from[0] in ("gymnasium", "pettingzoo")
+            if keeps_ids and max(self._ends.values()) == 1 and steps > _MANY * max(self._ended_after):
+                yield "  notice: no agent has ended twice, though first episodes were short; does reset() begin anew?"
             mean = f", on average after {length:.4g} steps, with a return of {reward:.4g}"
         played = f"played {steps} random steps ({decided:,} of agents) in {seconds:.2f} s"
         yield f"{played}: {len(self._ended)} episodes ended{mean}"

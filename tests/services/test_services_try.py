@@ -335,6 +335,14 @@ def test_observations_that_never_change_in_an_episode_large_rewards_and_unread_e
     assert "  notice: Stale?team=0 observed the same in each step of an episode" in out
     assert "  notice: rewards are up to 1e+06; set reward_signals.extrinsic.normalize: true" in out
     assert err == "notice: the observation_space lacks b, which are not read\n"
+    assert "has ended twice" not in out
+
+
+def test_environment_whose_episodes_end_once_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = STALE.replace("self.left = 5", "self.left = getattr(self, 'left', 5)").replace("stale", "once")
+    (tmp_path / "once_env.py").write_text(text.replace("Stale", "Once"))
+    assert main(["try", "once_env:Once-v0", "--python-path", str(tmp_path)]) == 0
+    assert "notice: no agent has ended twice, though first episodes were short; does reset()" in capsys.readouterr().out
 
 
 CONFIGURATION = """

@@ -154,6 +154,8 @@ def test_buffer_larger_than_the_run_is_remarked(tmp_path: Path, capsys: pytest.C
 def test_a_missing_file_gives_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sparring(["check", str(tmp_path / "none.yaml")]) == 1
     assert "expected a configuration file; check the path" in capsys.readouterr().err
+    assert sparring(["check", str(tmp_path / "none.py")]) == 1
+    assert "a file of Python; expected a configuration, which names the module" in capsys.readouterr().err
 
 
 def test_missing_folders_and_demonstrations_are_reported_before_a_run_needs_them(

@@ -66,8 +66,9 @@ def test_a_key_in_the_wrong_section_is_reported_with_the_right_one() -> None:
         ("hyperparameters: {nonsense: 0.9}", "remove it"),
     ):
         assert only_problem(f"behaviors: {{A: {{{text}}}}}").endswith(f"; {remedy}")
-    line = problems("behaviors: {A: }\nsimulators: [{name: gymnasium, options: {env_id: a, areas: 3}}]")[-1]
-    assert line.endswith("got areas among the options; expected it beside them; move it there")
+    for key in ("areas", "num_envs"):
+        line = problems(f"behaviors: {{A: }}\nsimulators: [{{name: gymnasium, options: {{env_id: a, {key}: 3}}}}]")[-1]
+        assert line.endswith(f"got {key} among the options; expected areas beside them; write areas: 3 there")
 
 
 @pytest.mark.parametrize(

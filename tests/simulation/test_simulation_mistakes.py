@@ -382,6 +382,9 @@ def test_what_cannot_be_made_has_the_remedy_for_its_cause(tmp_path: Path) -> Non
         SettingsError, match=r"multiple values .*; leave it out; areas: N is the number of environments"
     ):
         make_gymnasium(f"{__name__}:Many", 2, vectorization="native", num_envs=16)
+    gymnasium.register("Single", lambda: Returns(None))
+    with pytest.raises(SettingsError, match=r"expected a vector form of its own; leave vectorization out, or register"):
+        make_gymnasium(f"{__name__}:Single", 2, vectorization="native")
     gymnasium.register("Dotted", f"{__name__}.Returns")
     with pytest.raises(SettingsError, match=r"expected a class, or its place as MODULE:CLASS, as entry_point; correct"):
         make_gymnasium(f"{__name__}:Dotted")
@@ -714,6 +717,27 @@ def test_mistakes_of_an_environment_in_turns_are_explained(
     assert play(lambda **_: Turns(""), "env", monkeypatch) == [1, 1, 1, 1]
     with pytest.raises(SpecError, match=explained):
         play(lambda **_: Turns(mistake), "env", monkeypatch)
+
+
+def test_agent_that_acts_after_all_others_have_ended_is_noted_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Alone(Turns):
+        def step(self, action: Any) -> None:
+            if self.terminations[agent := self.agent_selection]:
+                self._was_dead_step(action)
+                self.agent_selection = "a"
+                return
+            self.turns += 1
+            self.terminations[agent] = self.turns in (2, 4)
+            self.agent_selection = "a" if len(self.agents) == 1 else "ab"[self.turns % 2]
+
+    play(lambda **_: Turns(""), "env", monkeypatch)
+    assert not capsys.readouterr().err
+    play(lambda **_: Alone(""), "env", monkeypatch)
+    assert (
+        capsys.readouterr().err.count("'a' acts after all others have ended; where that is the end of the game,") == 1
+    )
 
 
 @pytest.mark.parametrize("mistake", ["", "sum", "none", "all"])
