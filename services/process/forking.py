@@ -52,11 +52,15 @@ class ForkServer:
 
     Args:
         modules: what the server imports before it forks.
+
+    Attributes:
+        is_closed: it was ended on purpose, and no other is to take over.
     """
 
     def __init__(self, modules: Sequence[str]) -> None:
         self._lock = threading.Lock()
         self._has_forked = False
+        self.is_closed = False
         adopt_orphans()
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(_IMPORTS_S)
@@ -123,6 +127,10 @@ class ForkServer:
         """Ends the server; its children live on."""
         self._server.kill()
         self._server.wait()
+
+
+class Abandoned(OSError):
+    """Reports that nothing is started any more."""
 
 
 class ForkedProcess:
@@ -210,9 +218,18 @@ def fork(arguments: Sequence[str], environment: Mapping[str, str], descriptors: 
     try:
         return former.fork(arguments, environment, descriptors)
     except OSError:  # it has died, or another thread has just replaced it for that
+        if former.is_closed:
+            raise Abandoned("the fork server was ended") from None
         former.kill()
         end(former)
         return server().fork(arguments, environment, descriptors)
+
+
+def abandon() -> None:
+    """Kills the server of this process, where there is one: what waits for it fails. Its children live on."""
+    if (present := _current) is not None:
+        present.is_closed = True
+        present.kill()
 
 
 def end(former: ForkServer | None = None) -> None:
@@ -220,6 +237,7 @@ def end(former: ForkServer | None = None) -> None:
     global _current
     with _lock:
         if _current is not None and former in (None, _current):
+            _current.is_closed = former is None
             _current.close()
             _current = None
 

@@ -295,6 +295,8 @@ class ProcessHost:
             offset, descriptors = errors.tell(), [(output or errors).fileno(), errors.fileno(), self._reader]
             try:
                 child = await anyio.to_thread.run_sync(forking.fork, arguments, environment, descriptors)
+            except forking.Abandoned:
+                raise
             except OSError:  # the server has died twice
                 return self.start(name, [*SPARRING, *arguments], environment, output)
             return Process(child, Path(errors.name), offset)

@@ -14,6 +14,7 @@ from sparring.pipeline.messages.channels import RUN, STEPPING_STATE, Topic
 from sparring.pipeline.monitoring.summary import Status
 from sparring.pipeline.queues.interface import Subscription
 from sparring.pipeline.settings.model import PipelineSettings
+from sparring.services.process import forking
 from sparring.services.process.hosting import HostedService, Process
 from sparring.services.supervision.hosts import Host, Plan
 from sparring.services.supervision.topology import Restarts, SimulatorPlan, Topology
@@ -156,8 +157,9 @@ class ActiveRun:
             self.status, self.error = "failed", error
 
     def hurry(self) -> None:
-        """Kills all parts, which are not started again."""
+        """Kills all parts, which are not started again, and ends the start of others."""
         self.hurried = True
+        forking.abandon()
         for part in self.parts.values():
             part.stopping = True
             part.kill()
@@ -211,7 +213,8 @@ class ActiveRun:
                     incarnation = self.incarnation(part.name, part.starts)
                     part.hosted = await self.host.start(part.plan, incarnation, first=part.starts == 1)
                 except OSError as error:
-                    self.fail(f"{part.name} cannot be started: {error}")
+                    if not self.hurried:
+                        self.fail(f"{part.name} cannot be started: {error}")
                     return
                 part.down, part.started_at = False, self.clock()  # a place on a cluster may have taken its time
                 if part.stopping:

@@ -281,3 +281,17 @@ def test_interrupted_server_goes_on_and_its_processes_can_be_interrupted(
     process = start(server, "os.kill(os.getpid(), 2); time.sleep(60)", tmp_path, lifeline)
     assert process.wait(LIMIT_S) == 130
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("commands")
+def test_start_that_waits_for_imports_without_end_can_be_abandoned(lifeline: tuple[int, int]) -> None:
+    """No other server takes over then, whose imports would hang as well."""
+    server = forking.server()
+    os.kill(server._server.pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        started = pool.submit(forking.fork, ["pass"], {}, [1, 2, lifeline[0]])
+        forking.abandon()
+        with pytest.raises(forking.Abandoned):
+            started.result(LIMIT_S)
+    assert forking.server() is server
+    forking.end()
