@@ -117,15 +117,23 @@ class Coordinator:
         update = WeightsUpdate(version=state.version, progress=progress, rating=rating, done=ledger.done)
         return self.lessons.updated(name, update, {one: ledger.produced for one, ledger in self.ledgers.items()})
 
-    def close(self, assemblies: Iterable[records.AssemblyState | None], unfinished: Iterable[str] = ()) -> None:
+    def close(
+        self,
+        assemblies: Iterable[records.AssemblyState | None],
+        unfinished: Iterable[str] = (),
+        unheard: Iterable[str] = (),
+    ) -> None:
         """Writes off what no learner can receive any more; what assemblies held that ended in order stays open.
 
         Args:
             assemblies: their latest states.
             unfinished: stepping services that died at the end: what their simulators have reported last is unknown.
+            unheard: stepping services that ended before this incarnation heard of them.
         """
         for service in unfinished:
             self._simulators.retire(service)
+        for service in unheard:
+            self._simulators.miss(service)
         final = [one.held for one in assemblies if one is not None and one.final]
         for name, ledger in self.ledgers.items():
             ledger.close({source: steps for held in final for source, steps in held.get(name, {}).items()})

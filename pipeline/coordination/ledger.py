@@ -402,6 +402,13 @@ class SimulatorTotals:
         if not present and any(service_of(source) == service for source in self.unnamed):
             self.unheard.add("")
 
+    def miss(self, service: str) -> None:
+        """Notes that the last report of a stepping service is missing: of its processes what was saved is known."""
+        own = [steps for source, steps in self.known.values() if service_of(source) == service]
+        self.retire(service)
+        if not own:
+            self.unheard.add("")
+
     def on_stepping_state(self, state: records.SteppingState) -> Counter[str]:
         """Takes over the steps of simulators; returns by behavior those that no report of stepping has counted."""
         found: Counter[str] = Counter()

@@ -63,6 +63,7 @@ class Coordination:
         self._unwritten = False
         self._unsaved: deque[Delivery[Results]] = deque()  # results that are counted and not on disk
         self._unfinished: set[str] = set()  # stepping services whose final report is missing
+        self._heard: set[str] = set()  # stepping services that this incarnation has heard of
         self._final_reports = anyio.Event()
         self._published: dict[str, object] = {}
         self._is_warned = False  # of absent teams
@@ -105,6 +106,7 @@ class Coordination:
             return
         self.coordinator.on_stepping_state(specs, state)
         name = service_of(state.source)
+        self._heard.add(name)
         if not state.final:
             self._unfinished.add(name)
         elif name in self._unfinished:  # saved at once, because a final report is published only once
@@ -271,7 +273,9 @@ class Coordination:
         Raises:
             DiskFull: the step counts could not be written.
         """
-        self.coordinator.close(assemblies, self._unfinished)
+        run = self._context.run
+        unheard = () if self._context.first else {*run.stepping} - self._heard
+        self.coordinator.close(assemblies, self._unfinished, unheard)
         self.log_losses()
         limit_s = self._context.run.settings.pipeline.stop_timeout_s / 2
         try:

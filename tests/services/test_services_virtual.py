@@ -134,6 +134,25 @@ async def test_what_only_a_dead_simulator_knew_is_unknown_and_not_negative(tmp_p
         tasks.cancel_scope.cancel()
 
 
+@pytest.mark.anyio
+async def test_what_stepping_reported_to_a_dead_coordination_is_unknown_and_not_negative(tmp_path: Path) -> None:
+    """Coordination hangs from the start, and the one that takes over at the end hears of stepping no more."""
+    async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+        graph = await begin(tasks, stack, tmp_path, [Goal(areas=AGENTS)], buffer_size=4096, max_steps=8192)
+        await graph.until("Goal", lambda state: state.trained >= 4096)
+        graph.stops["stepping-0"].set()
+        graph.scopes["coordination"].cancel()
+        for name in ("stepping-0", "coordination"):
+            await graph.ended[name].wait()
+        (graph.run.directory / "coordination.json").unlink()  # it has never written one
+        graph.start("coordination")
+        await anyio.sleep(1)
+        step_counts = await graph.finish(early=lambda: True)
+        assert step_counts["produced"] >= 4096
+        assert graph.latest("coordination", "run").unaccounted == {}
+        tasks.cancel_scope.cancel()
+
+
 async def _simulate_within(scope: anyio.CancelScope, graph: Graph) -> None:
     with scope:
         await graph.simulate(0, Goal(areas=AGENTS))
