@@ -19,6 +19,8 @@ from sparring.pipeline.simulation.encrypted import NOT_READY, credential_error, 
 
 RECEIVE_BYTES: Final = 2**18
 """One system call receives an `Act` of thousands of agents."""
+_LONGEST_S: Final = 1e6
+"""The system waits for no longer time at once."""
 
 
 class LinkLost(ExplainedError):
@@ -96,8 +98,8 @@ class Link:
 
     def keep_alive(self, welcome: Welcome | Adopted) -> None:
         """Adopts the trainer's times and starts the heartbeat."""
-        self._timeout_s = welcome.timeout_s
-        interval_s = min(welcome.heartbeat_s, welcome.timeout_s / 3)  # at least two Pings must fit into the timeout
+        self._timeout_s = min(welcome.timeout_s, _LONGEST_S)
+        interval_s = min(welcome.heartbeat_s, self._timeout_s / 3)  # at least two Pings must fit into the timeout
         # A daemon: an author who forgets `close` can still exit.
         self._heartbeat = threading.Thread(target=self._beat, args=(interval_s,), name="heartbeat", daemon=True)
         self._heartbeat.start()

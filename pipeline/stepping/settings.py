@@ -55,7 +55,7 @@ class SteppingSettings(StrictSettings):
     stepping_processes: int = Field(default=1, ge=1)
     max_agents: int = Field(default=65_536, ge=1)
     heartbeat_s: float = Field(default=5.0, ge=0.001)
-    simulator_timeout_s: float = Field(default=60.0, gt=0)
+    simulator_timeout_s: float = Field(default=60.0, gt=0, le=1e6)  # longer waits than 2^31 ms no system has
     credentials: Accepted = "either"
     encrypt: bool = True
     limits: LimitSettings = LimitSettings()

@@ -312,6 +312,7 @@ def test_each_stepping_process_listens_for_websockets_at_a_port_of_its_own() -> 
 
 
 def test_a_heartbeat_must_be_shorter_than_the_timeout() -> None:
+    assert "expected at most 1e+06" in only_problem("behaviors: {A: }\npipeline: {simulator_timeout_s: 9e9}\n")
     line = only_problem("behaviors: {A: }\npipeline:\n  heartbeat_s: 60\n")
     assert line.startswith("run.yaml:3: pipeline.heartbeat_s: got heartbeat_s 60 with simulator_timeout_s 60")
 
