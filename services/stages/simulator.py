@@ -60,7 +60,7 @@ def slow_down(game: Game, longest_s: float, seed: int | None, sleep: Callable[[f
         game.player = None  # type: ignore[assignment,method-assign]  # a trainer that speaks with it would not wait
 
 
-def name_hang(name: str, thread: int, limit_s: float = _HANG_S) -> None:
+def name_hang(name: str, thread: int, is_over: threading.Event, limit_s: float = _HANG_S) -> None:
     """Names, once, the line of an environment's call that has not returned between two looks.
 
     Nothing else would: the link goes on answering the trainer meanwhile.
@@ -68,11 +68,11 @@ def name_hang(name: str, thread: int, limit_s: float = _HANG_S) -> None:
     Args:
         name: of the simulator.
         thread: that plays.
+        is_over: set once it does so no more.
         limit_s: between the looks.
     """
     held = None
-    while True:
-        time.sleep(limit_s)
+    while not is_over.wait(limit_s):
         frames = frames_of_author(thread)
         if held is not None and held in frames:
             got = f"a call of the environment that has not returned for {limit_s:g} s"
@@ -110,6 +110,7 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         The exit status.
     """
+    is_over = threading.Event()
     try:
         address = args.connect or os.environ.get("SPARRING_ADDRESS")
         for option in ("timeout", "slow"):
@@ -125,7 +126,8 @@ def run(args: argparse.Namespace) -> int:
             Recorder(game, Path(replays))
         if args.slow:
             slow_down(game, args.slow / 1000, seed)
-        threading.Thread(target=name_hang, args=(args.name, threading.get_ident()), daemon=True).start()
+        of_thread = args.name, threading.get_ident(), is_over
+        threading.Thread(target=name_hang, args=of_thread, name="hang watch", daemon=True).start()
         result = play(
             game,
             address,
@@ -144,6 +146,8 @@ def run(args: argparse.Namespace) -> int:
     except BaseException as error:  # of an environment
         say(traceback_of(error))
         return FAILED
+    finally:
+        is_over.set()
     line = {"simulator": args.name, "number": number, "steps": result.steps, "reason": result.reason}
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections import deque
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -76,6 +77,10 @@ def test_a_simulator_plays_until_bye_and_prints_its_count(trainer: Trainer, caps
     monkeypatch.setenv("SPARRING_SEED", "5")
     monkeypatch.setenv("SPARRING_CREDENTIAL", "key")
     assert main(["simulator", "goal", "--areas", "2", "--option", "discrete=true"]) == 0
+    for one in threading.enumerate():
+        if one.name == "hang watch":
+            one.join(10)
+            assert not one.is_alive()
     hello, _ = trainer.result()
     assert (hello.number, hello.credential) == (3, "key")
     assert hello.behaviors["Goal?team=0"].actions.discrete == (2,)
@@ -183,9 +188,7 @@ def test_slow_adds_random_delays_and_changes_nothing_else() -> None:
     assert reports[0] == reports[1]
 
 
-def test_a_call_that_does_not_return_is_named_once_with_its_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_call_that_does_not_return_is_named_once_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     """Calls that return between two looks are not named, although each of them waits at the same line."""
     entered, left, ended, looks = threading.Semaphore(0), threading.Semaphore(0), threading.Event(), []
 
@@ -194,18 +197,18 @@ def test_a_call_that_does_not_return_is_named_once_with_its_line(
         left.acquire(timeout=10)
         return ended.is_set()
 
-    def sleep(seconds: float) -> None:
+    def wait(seconds: float) -> bool:
         looks.append(seconds)
         if len(looks) <= 3:
             left.release()
             assert entered.acquire(timeout=10)
+        return len(looks) > 4
 
-    monkeypatch.setattr(simulator.time, "sleep", sleep)
     thread = threading.Thread(target=deque, args=(iter(step, True), 0))  # a loop that is no code of the author
     thread.start()
     assert entered.acquire(timeout=10)
     assert thread.ident is not None
-    simulator.name_hang("gymnasium", thread.ident, 7.0)
+    simulator.name_hang("gymnasium", thread.ident, Mock(wait=wait), 7.0)
     ended.set()
     left.release()
     thread.join()
