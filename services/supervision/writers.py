@@ -87,7 +87,7 @@ class Writers:
         state.add("interrupted", int(state.is_calling))  # it was killed with an event in hand
         state.is_calling = False
         if state.positions or not self._active.topology.run.resumed:
-            state.add("unread", unread(self._directory, state.positions) + (not state.has_ended))
+            state.add("unread", unread(self._directory, state.positions))
         if not any(state.counts.get(outcome) for outcome in LOST):
             return
         self._active.log.warning("events_not_written", writer=writer, **state.counts, notice=True)

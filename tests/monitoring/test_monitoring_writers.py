@@ -278,32 +278,6 @@ def test_writer_that_raises_loses_the_event_and_is_left_alone_after_several(worl
     assert world.counts == {"delivered": 5, "raised": 4}
 
 
-class Ending(Collector):
-    """Counts the ends that it is given, and dies in the first one."""
-
-    ends = 0
-
-    def write(self, event: Event) -> None:
-        if event.kind == "end":
-            Ending.ends += 1
-            if Ending.ends == 1:
-                raise GeneratorExit  # which nothing handles, as if the process were killed
-
-
-def test_end_is_given_once_for_each_session_whenever_the_process_dies(world: World) -> None:
-    world.train(1)
-    end = Event("end", {"status": "completed", "error": ""})
-    drain(delivery := world.delivery(Ending()))
-    with pytest.raises(GeneratorExit):
-        delivery.end(end)
-    drain(delivery := world.delivery(Ending()), last=True)
-    delivery.end(end)
-    assert (Ending.ends, world.counts) == (1, {"delivered": 1, "interrupted": 1})
-    drain(delivery := world.delivery(Ending()))  # the run was resumed
-    delivery.end(end)
-    assert (Ending.ends, world.counts) == (2, {"delivered": 2, "interrupted": 1})
-
-
 def test_at_the_end_all_that_is_left_is_tried_also_after_a_failure(world: World) -> None:
     world.train(1, 2, 3, 4)
     writer = Collector(lambda step: SystemExit(0) if step < 4 else None)

@@ -37,14 +37,12 @@ class DeliveryState:
         starts: processes so far.
         positions: of the next event, by file.
         is_calling: the writer has not returned yet from the event before.
-        has_ended: it was given the end of the run.
     """
 
     counts: dict[Outcome, int] = field(default_factory=dict)
     starts: int = 0
     positions: dict[str, Position] = field(default_factory=dict)
     is_calling: bool = False
-    has_ended: bool = False
 
     def add(self, outcome: Outcome, number: int = 1) -> None:
         """Counts events."""
@@ -142,7 +140,6 @@ class Delivery:
         Args:
             last: the run has ended: a writer that has raised is tried again, too.
         """
-        self._state.has_ended &= last  # a resumed run ends once more
         if skipped := self._files.skip(self._backlog):
             self._state.add("skipped", skipped)
             self._log.warning("events_skipped", events=skipped, cause="the writer is too slow")
@@ -162,15 +159,13 @@ class Delivery:
         return moved
 
     def end(self, event: Event) -> None:
-        """Gives the last event to the writer, unless a process before has, and closes it.
+        """Gives the last event to the writer, and closes it.
 
         Raises:
             Exception: what `close` has raised.
         """
-        if not self._state.has_ended:
-            self._state.has_ended = True
-            self._give(event)
-            self._save(is_calling=False)
+        self._give(event)
+        self._save(is_calling=False)
         self._writer.close()
 
     def _give(self, event: Event) -> None:
