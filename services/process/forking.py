@@ -55,11 +55,12 @@ class ForkServer:
 
     Attributes:
         is_closed: it was ended on purpose, and no other is to take over.
+        has_forked: its imports are done.
     """
 
     def __init__(self, modules: Sequence[str]) -> None:
         self._lock = threading.Lock()
-        self._has_forked = False
+        self.has_forked = False
         self.is_closed = False
         adopt_orphans()
         self._socket, theirs = socket.socketpair()
@@ -102,7 +103,7 @@ class ForkServer:
                 socket.send_fds(self._socket, [request], [*descriptors, held, writer])
                 answer = self._socket.recv(_LARGEST)
                 self._socket.settimeout(_ANSWER_S)
-                self._has_forked = True
+                self.has_forked = True
             if not answer:
                 raise ConnectionResetError("the fork server has ended")
             os.write(release, b"1")
@@ -118,7 +119,7 @@ class ForkServer:
         """Ends the server, and with it all its children."""
         self._socket.close()
         self._server.send_signal(signal.SIGCONT)
-        if self._has_forked:
+        if self.has_forked:
             with suppress(subprocess.TimeoutExpired):
                 self._server.wait(_ANSWER_S)
         self.kill()
@@ -226,8 +227,8 @@ def fork(arguments: Sequence[str], environment: Mapping[str, str], descriptors: 
 
 
 def abandon() -> None:
-    """Kills the server of this process, where there is one: what waits for it fails. Its children live on."""
-    if (present := _current) is not None:
+    """Kills the server of this process where it still imports, so that what waits for it fails at once."""
+    if (present := _current) is not None and not present.has_forked:
         present.is_closed = True
         present.kill()
 
