@@ -70,7 +70,7 @@ class _Forked(ForkServer):
     def __init__(self, requests: socket.socket, server: _Server) -> None:
         lifeline.adopt_orphans()
         self._lock = threading.Lock()
-        self.has_forked = False
+        self.has_forked = self.is_closed = False
         self._socket, self._server = requests, server  # type: ignore[assignment]
         self._socket.settimeout(forking._ANSWER_S)
 
