@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ behaviors:
     trainer_type: sac
     hyperparameters: {buffer_size: 4000, batch_size: 32, steps_per_update: 16, save_replay_buffer: true}
     network_settings: {hidden_units: 16, num_layers: 1}
-    max_steps: 9000
+    max_steps: 1000000
     time_horizon: 64
     summary_freq: 1000
     checkpoint_interval: 1000000
@@ -35,6 +36,8 @@ def test_each_killed_process_is_started_again_and_nothing_is_trained_that_was_no
     for part in PARTS:
         training.updates(1)
         training.kill(part)
+    training.updates(1)
+    training.process.send_signal(signal.SIGINT)
     assert training.end() == 0
     found = training.summary["behaviors"]["Balance"]
     counts = found["step_counts"]
