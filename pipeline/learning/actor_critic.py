@@ -49,6 +49,11 @@ class ActorCritic:
         self.memory = 0 if memory is None else memory.memory_size
         self.signals = len(settings.reward_signals.named())
 
+    @property
+    def needs_graph(self) -> bool:
+        """Returns whether autograd differentiates some of the networks."""
+        return True
+
     def previous(self, batch: Batch, done: Floats) -> Tensor:
         """Returns [R + s, P] the action before each decision and before the observation after each segment.
 
@@ -118,6 +123,11 @@ class AgentNetworks(ActorCritic):
         self._valuing: Actor | Critic = actor if self.critic is None else self.critic
         self._values_from = actor.outputs if self.critic is None else 0
         self._memories = Memories(self.memory)
+
+    @property
+    def needs_graph(self) -> bool:
+        """Returns whether autograd differentiates some of the networks."""
+        return self.actor.needs_graph or self._valuing.needs_graph
 
     def prepare(self, batch: Batch) -> Prepared:
         """Prepares a batch's observations: the part of the networks that no gradient flows through."""

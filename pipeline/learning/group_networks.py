@@ -278,6 +278,11 @@ class GroupNetworks(ActorCritic):
         self._generator = generator
 
     @property
+    def needs_graph(self) -> bool:
+        """Returns whether autograd differentiates some of the networks."""
+        return self.actor.needs_graph or self.critic.needs_graph
+
+    @property
     def teammates(self) -> dict[str, BehaviorSpec]:
         """Returns the specs of the other behavior names that the critic knows."""
         return dict(islice(self.specs.items(), 1, None))

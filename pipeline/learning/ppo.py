@@ -156,7 +156,9 @@ class PolicyGradient(Algorithm, Generic[NetworksT, TargetsT]):
         targets = replace(targets, rows=rows)
         done = []
         passes = (self._minibatches(targets) for _ in range(hyper.num_epoch))
-        with torch.no_grad():
+        # Inference mode saves a twentieth of a small update, but its tensors can never be part of a graph.
+        has_graph = self.networks.needs_graph or bool(self.signals.sources)
+        with torch.no_grad() if has_graph else torch.inference_mode():
             for part in chain.from_iterable(passes):
                 done.append(self._step(targets, part, coefficients))
                 self.signals.learn(part.at)

@@ -81,14 +81,16 @@ class _EncodedBody(nn.Module):
         """Returns the body if it is recurrent."""
         return self.body if isinstance(self.body, Recurrent) else None
 
+    @property
+    def needs_graph(self) -> bool:
+        """Returns whether autograd differentiates it; a perceptron that reads vectors alone has its own derivative."""
+        return not (self.encoder.plain and isinstance(self.body, Perceptron))
+
     def traced(
         self, prepared: Inputs, layout: Layout | None = None, memory_QM: Tensor | None = None
     ) -> tuple[Tensor, BackwardFn]:
-        """Returns `forward`, and a function that propagates its gradient to the parameters.
-
-        A perceptron that reads vectors alone needs no graph for that.
-        """
-        if self.encoder.plain and isinstance(self.body, Perceptron):
+        """Returns `forward`, and a function that propagates its gradient to the parameters."""
+        if isinstance(self.body, Perceptron) and not self.needs_graph:
             return self.body.traced(prepared[0])
         with torch.enable_grad():
             outputs = self(prepared, layout, memory_QM)

@@ -99,6 +99,7 @@ def constant(value: float, like: Tensor, *shape: int) -> Tensor:
 
 
 @lru_cache(maxsize=64)
+@torch.inference_mode(mode=False)  # a later caller may have a graph
 def _constant(value: float, dtype: torch.dtype, device: torch.device, shape: tuple[int, ...]) -> Tensor:
     return torch.full(shape, value, dtype=dtype, device=device)
 

@@ -147,6 +147,7 @@ def evaluate(
 
 
 @lru_cache(maxsize=64)
+@torch.inference_mode(mode=False)  # a later caller may have a graph
 def _places(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor] | None:
     """Returns the choice of each place [D * k], K if it has none, and the place of each choice [K].
 

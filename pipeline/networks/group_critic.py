@@ -156,14 +156,16 @@ class GroupCritic(nn.Module):
         sums = self._embed(timesteps)
         return perceptron.Node.apply(sums, sums, attend) if torch.is_grad_enabled() else attend(sums)[0]  # type: ignore[no-untyped-call]
 
+    @property
+    def needs_graph(self) -> bool:
+        """Returns whether autograd differentiates it; without memory, of vectors alone, it has its own derivative."""
+        return self.memory is not None or not all(encoder.plain for encoder in self.encoders)
+
     def traced(
         self, timesteps: GroupTimesteps, state: tuple[Layout, Tensor] | None = None
     ) -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor], object]]:
-        """Returns values and baselines, and a function that propagates their gradients to the parameters.
-
-        A critic without memory that reads vectors alone needs no graph for that.
-        """
-        if self.memory is not None or not all(encoder.plain for encoder in self.encoders):
+        """Returns values and baselines, and a function that propagates their gradients to the parameters."""
+        if self.needs_graph:
             with torch.enable_grad():
                 values, baselines, _ = self.remember(timesteps, state)
             return values, baselines, partial(perceptron.backpropagate, (values, baselines))
@@ -305,6 +307,7 @@ def attend_in_sets(
 
 
 @lru_cache(maxsize=64)
+@torch.inference_mode(mode=False)  # a later caller may have a graph
 def _sets(n: int, own: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Returns the token of each member in each set, [V * N], and of each pair in a set, [V * N * N], as T * T."""
     without, acted = torch.arange(n), torch.arange(n, 2 * n)

@@ -38,10 +38,11 @@ class OtherTensor(Tensor):
 
     @staticmethod
     def __new__(cls, tensor: Tensor) -> OtherTensor:
-        return Tensor._make_wrapper_subclass(
-            cls, tensor.size(), strides=tensor.stride(), storage_offset=tensor.storage_offset(), dtype=tensor.dtype,
-            device=OTHER_DEVICE,
-        )  # fmt: skip
+        with torch.inference_mode(mode=False):  # PyTorch cannot make views of wrappers that it has made in that mode
+            return Tensor._make_wrapper_subclass(
+                cls, tensor.size(), strides=tensor.stride(), storage_offset=tensor.storage_offset(), dtype=tensor.dtype,
+                device=OTHER_DEVICE,
+            )  # fmt: skip
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor

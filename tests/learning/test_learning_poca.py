@@ -230,6 +230,7 @@ def test_every_step_follows_the_gradient_of_the_loss(variant, clip):
     timesteps = timesteps_of(groups)
     real, gradient, losses = poca._step, poca.optimizer.gradient, []
 
+    @torch.inference_mode(mode=False)
     @torch.enable_grad()
     def compared(targets, part, *others):
         gradient.zero_()
