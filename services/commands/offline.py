@@ -98,7 +98,7 @@ class _Offline:
     def train(self) -> BehaviorSummary:
         """Trains until `max_steps` or a stop, and saves the weights."""
         learner, behavior = self._learner, self._behavior
-        shown, saved, began = learner.trained, learner.trained, time.time()
+        shown, saved, began = learner.trained, learner.trained, time.monotonic()
         means, skipped = dict[str, list[float]](), 0
         while not learner.done and not self._stop.is_set():
             report = learner.update_offline()
@@ -110,7 +110,7 @@ class _Offline:
                 if skipped:
                     cause = "loss or gradient not finite"
                     logs.get().warning("minibatches_skipped", behavior=self._name, count=skipped, cause=cause)
-                shown, began, means, skipped = learner.trained, time.time(), {}, 0
+                shown, began, means, skipped = learner.trained, time.monotonic(), {}, 0
             if not learner.done and learner.trained - saved >= behavior.steps_between_checkpoints:
                 saved = learner.trained
                 self._save()
@@ -144,7 +144,7 @@ class _Offline:
         line = Interval(
             behavior=self._name,
             time_s=time.time(),
-            seconds=time.time() - began,
+            seconds=time.monotonic() - began,
             step=learner.trained,
             max_steps=self._behavior.max_steps,
             trained=learner.trained - before,
