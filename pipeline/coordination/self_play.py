@@ -218,14 +218,17 @@ class SelfPlay:
         """Rates matches that ended, and yields a line of the match file for each from the `first` on."""
         for match in itertools.islice(one_by_one(results), first, None):
             matchup = self.matchups.get(match.matchup)
-            teams = {BehaviorId.parse(one).team for one in match.behavior_ids}
+            scores = match.scores
+            if matchup is not None:  # a team that a simulator has named since then has not played
+                scores = {one: score for one, score in scores.items() if matchup.covers(BehaviorId.parse(one))}
+            teams = {BehaviorId.parse(one).team for one in scores}
             self.played |= teams
             if not match.behavior_ids:
                 self.lost += 1
             elif matchup is None:
                 self.unknown += 1
             elif match.explicit or len(teams) > 1:
-                players = self._rate(matchup, match.scores)
+                players = self._rate(matchup, scores)
                 yield {
                     "match": match.number,
                     "simulator": match.simulator,
@@ -233,7 +236,7 @@ class SelfPlay:
                     "team": matchup.team,
                     "players": players,
                     "steps": {one: self.sides[one].steps for one in sorted({*players.values()} & self.sides.keys())},
-                    "scores": {behavior_id: score for behavior_id, score in match.scores.items() if score >= 0},
+                    "scores": {behavior_id: score for behavior_id, score in scores.items() if score >= 0},
                     "explicit": match.explicit,
                 }
 

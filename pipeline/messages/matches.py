@@ -29,6 +29,10 @@ class Matchup:
     team: int
     ghosts: dict[str, int]
 
+    def covers(self, behavior_id: BehaviorId) -> bool:
+        """Returns whether a behavior id was known when the matchup was made."""
+        return behavior_id.team == self.team or str(behavior_id) in self.ghosts
+
 
 @record("assignment")
 class MatchupAssignment:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 from typing import Final
 
+from sparring.pipeline import plugins
 from sparring.pipeline.errors import SettingsError, did_you_mean
 from sparring.pipeline.files import Json
 from sparring.pipeline.settings.conflicts import Conflict, ignored
@@ -243,10 +244,11 @@ def normalise(root: Entry, overrides: Overrides) -> tuple[Entry | None, list[Pro
         _complete(defaults)
     for name, behavior in behaviors.items():
         own = replace(behavior, value={}) if behavior.value is None else behavior
-        behaviors[name] = own if defaults is None else _merged(defaults, own)
+        behaviors[name] = own if defaults is None else _merged(_scheduled(defaults, own), own)
     for parameter in _section(top, "environment_parameters").values():
         _name_lessons(parameter)
     if defaults is not None:
+        defaults = _scheduled(defaults, defaults)
         top.setdefault("behaviors", replace(defaults, value={}, text="nothing"))
     _override(root, [entry for entry in (defaults, *behaviors.values()) if entry], overrides)
     return defaults, notices
@@ -287,14 +289,24 @@ def _complete(defaults: Entry) -> None:
     ML-Agents fills them in before a behavior adds to them, so that what follows there follows for every behavior.
     """
     defaults.mapping.setdefault("reward_signals", implied({"extrinsic": {}}, defaults.place))
-    hyperparameters = defaults.mapping.setdefault("hyperparameters", implied({}, defaults.place))
-    schedule = hyperparameters.child("learning_rate_schedule") or implied("linear", hyperparameters.place)
-    for name in ("beta_schedule", "epsilon_schedule"):
-        hyperparameters.mapping.setdefault(name, schedule)
+    defaults.mapping.setdefault("hyperparameters", implied({}, defaults.place))
     self_play = _section(defaults.mapping, "self_play")
     save_steps = self_play.get("save_steps")
     if save_steps is not None and type(save_steps.value) is int and save_steps.value > 0:
         self_play.setdefault("team_change", implied(5 * save_steps.value, save_steps.place))
+
+
+def _scheduled(defaults: Entry, own: Entry) -> Entry:
+    """`defaults` with the schedules that follow from that of the learning rate, as far as the trainer of `own` has them."""
+    trainer = own.child("trainer_type") or defaults.child("trainer_type") or implied("ppo", defaults.place)
+    fields = getattr(dict(plugins.working(plugins.TRAINERS)).get(str(trainer.value)), "model_fields", ())
+    hyperparameters = defaults.child("hyperparameters")
+    if hyperparameters is None or not isinstance(hyperparameters.value, dict):
+        return defaults
+    schedule = hyperparameters.child("learning_rate_schedule") or implied("linear", hyperparameters.place)
+    following = {name: schedule for name in ("beta_schedule", "epsilon_schedule") if name in fields}
+    completed = replace(hyperparameters, value={**following, **hyperparameters.mapping})
+    return replace(defaults, value={**defaults.mapping, "hyperparameters": completed})
 
 
 def _merged(defaults: Entry, own: Entry) -> Entry:

@@ -68,7 +68,7 @@ class Matches:
         behavior_ids, assignment = self._playing(connection), self.assignment
         if assignment is None:
             return not behavior_ids
-        return all(_covers(assignment.matchups[0], behavior_id) for behavior_id in behavior_ids)
+        return all(assignment.matchups[0].covers(behavior_id) for behavior_id in behavior_ids)
 
     def in_use(self, behaviors: Mapping[str, Behavior]) -> set[tuple[str, int]]:
         """Returns the ghosts, by behavior name and number, that play now or may play next."""
@@ -103,7 +103,7 @@ class Matches:
             begins = np.flatnonzero(~continues)
             for one, rows in _by_value(ids[begins]):
                 match = connection.matches.get((kind, one))
-                if match is not None and not _covers(match.matchup, arrival.simulator_behavior.id):
+                if match is not None and not match.matchup.covers(arrival.simulator_behavior.id):
                     what = "a behavior that was not in it at its start"
                     raise _match_error(arrival, arrival.decisions, begins[rows[0]], what)
 
@@ -296,10 +296,6 @@ def _assign_matchup(table: SlotTable, slots: Slots, behavior_id: BehaviorId, mat
     table.matchups[slots] = matchup.number
     table.learning[slots] = learning
     table.ghosts[slots] = 0 if learning else matchup.ghosts[str(behavior_id)]
-
-
-def _covers(matchup: Matchup, behavior_id: BehaviorId) -> bool:
-    return behavior_id.team == matchup.team or str(behavior_id) in matchup.ghosts
 
 
 def _match_ids(decisions: Decisions) -> tuple[Ids, Kind | None]:

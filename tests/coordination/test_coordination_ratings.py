@@ -185,6 +185,16 @@ def test_a_match_is_rated_for_the_learner_of_its_matchup() -> None:
     assert rules.ratings.elo["B"] == 1200
 
 
+def test_a_team_that_was_named_after_the_matchup_has_not_played() -> None:
+    """Stepping names all teams of a simulator beside one whose agents share no match."""
+    rules = started_rules({"A": (0, 1)})
+    ended = results([(matchups(rules)[0].number, {A0: 1.0, A1: -1.0, A2: -1.0})])
+    rules.set_teams("A", (0, 1, 2))
+    (line,) = rules.results(ended)
+    assert line["players"] == {A0: "A", A1: "A@1"}
+    assert (rules.ratings.elo["A"], rules.ratings.elo["A@1"], rules.played) == (1208, 1192, {0, 1})
+
+
 def test_matches_of_unknown_matchups_are_counted_and_not_rated() -> None:
     """Their scores change no rating."""
     rules = started_rules({"A": (0, 1)})

@@ -59,6 +59,17 @@ def test_default_settings_are_completed_before_a_behavior_adds_to_them(case: tup
     assert schedules(settings.default_settings) == (rate, beta, epsilon)
 
 
+@pytest.mark.parametrize(
+    ("default", "own"),
+    [("trainer_type: sac", ""), ("max_steps: 5", "trainer_type: sac"), ("trainer_type: sac", "trainer_type: ppo")],
+)
+def test_default_settings_imply_only_schedules_that_the_trainer_has(default: str, own: str) -> None:
+    settings = loaded(f"default_settings: {{{default}}}\nbehaviors: {{A: {{{own}}}, B: {{}}}}").settings
+    for behavior in settings.behaviors.values():
+        found = [getattr(behavior.hyperparameters, key, None) for key in KEYS]
+        assert found == (["linear"] * 3 if behavior.trainer_type == "ppo" else ["constant", None, None])
+
+
 def test_default_settings_without_hyperparameters_are_completed_too() -> None:
     text = "default_settings: {max_steps: 5}\nbehaviors: {A: {hyperparameters: {learning_rate_schedule: constant}}}"
     assert schedules(loaded(text).settings.behaviors["A"]) == ("constant", "linear", "linear")
