@@ -291,7 +291,30 @@ def traceback_of(error: BaseException) -> str:
 
 def is_pythons(module: ModuleType) -> bool:
     """Returns whether a module is one of Python's own, which hides any other of its name."""
-    return module.__name__.partition(".")[0] in sys.stdlib_module_names
+    file = getattr(module, "__file__", None) or ""
+    within = file.startswith(_LIBRARIES[0]) and "-packages/" not in file  # `test`, which the names lack
+    return within or module.__name__.partition(".")[0] in sys.stdlib_module_names
+
+
+def not_imported(module: str, error: ImportError) -> tuple[str, str]:
+    """Returns what is expected in place of a module that cannot be imported, and the remedy."""
+    cause = error if error.name is not None or not isinstance(error.__cause__, ImportError) else error.__cause__
+    if "relative import" in str(cause):
+        remedy = "write `import NAME` there, or name this module with its package, as PACKAGE.MODULE"
+        return "an import that a module without a package can have", remedy
+    if cause.name is not None and not f"{module}.".startswith(f"{cause.name}."):
+        name = cause.name.partition(".")[0]
+        remedy = f"install {name}, correct the import, or give the folder that has {name} as pipeline.python_path"
+        return "a module whose imports are installed", remedy
+    first, here, installed = module.partition(".")[0], Path.cwd(), (_OWN, sys.prefix, sys.base_prefix)
+    folders = [Path(one).resolve() for one in sys.path if one and not one.startswith(installed)]
+    has_it = any((here / one).exists() for one in (first, f"{first}.py"))
+    folder = f"give the folder {here}, which has {first}," if has_it else "correct the name, or give its folder"
+    listed = ", ".join(f"{one}{'' if one.is_dir() else ' (missing)'}" for one in folders if str(one) not in _OWN)
+    return (
+        f"a module that is installed, beside the configuration, or in pipeline.python_path (searched: {listed})",
+        f"{folder} as pipeline.python_path (without a configuration: --python-path)",
+    )
 
 
 def _is_authors(filename: str) -> bool:

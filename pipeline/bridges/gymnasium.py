@@ -26,12 +26,14 @@ from sparring.pipeline.bridges.explain import (
     meant,
     naming_code,
     not_finite,
+    not_imported,
     number,
     place_of,
     returned,
     shown,
 )
 from sparring.pipeline.bridges.spaces import (
+    MASK,
     Actions,
     Observations,
     Option,
@@ -177,11 +179,8 @@ def _refusal(env_id: str, options: Mapping[str, Option], error: Exception) -> Se
     match error:
         case gymnasium.error.UnregisteredEnv():
             expected, remedy = "a registered id", _registration(env_id)
-        case ImportError(__cause__=ImportError(name=str(name))) if name != env_id.partition(":")[0]:
-            expected, remedy = "a module whose imports are installed", f"install {name}, or correct the import"
         case ImportError():
-            expected = "a module that is installed, beside the configuration, or in pipeline.python_path"
-            remedy = "correct the name, or give its folder (--python-path without a configuration)"
+            expected, remedy = not_imported(env_id.partition(":")[0], error)
         case gymnasium.error.Error() if "vector entry point" in str(error):
             expected, remedy = "a vector form of its own", "leave vectorization out, or register vector_entry_point="
         case gymnasium.error.Error() if _has_native(env_id):
@@ -245,6 +244,8 @@ def _has_native(env_id: str) -> bool:
 class _GymnasiumBase:
     """Holds what both forms share: specs, ids, and reports of one behavior."""
 
+    env: Value
+
     def __init__(self, name: str, areas: int, seen: Space[Value], done: Space[Value], observe: Observe) -> None:
         self.name = name
         self._behavior = str(BehaviorId(name=name))
@@ -263,6 +264,8 @@ class _GymnasiumBase:
         if self._is_new:
             self._is_new = False
             note_unread_masks(self._actions.spec, self._observations.specs, info)
+            if callable(getattr(getattr(self.env, "unwrapped", None), "action_masks", None)) and MASK not in info:
+                sys.stderr.write(f"{NOTICE}action_masks() is not called; a mask of actions is info[{MASK!r}]\n")
 
     def _report(self, decisions: Decisions, ends: Ends | None = None) -> Sequence[BehaviorReport]:
         return (BehaviorReport(behavior=self._behavior, decisions=decisions, ends=ends),)

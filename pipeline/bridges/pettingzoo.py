@@ -27,6 +27,7 @@ from sparring.pipeline.bridges.explain import (
     is_pythons,
     meant,
     naming_code,
+    not_imported,
     number,
     place_of,
     returned,
@@ -91,6 +92,24 @@ class Teams:
             raise SettingsError("got shared_reward without groups; expected groups that get it; set groups as well")
         if self.outcomes and self.teams == "shared":
             raise SettingsError("got outcomes with teams=shared; expected teams that can win; set teams as well")
+
+    def check(self, agents: Sequence[str], ids: Sequence[BehaviorId]) -> None:
+        """Notes on standard error where teams or groups are hardly those that are meant.
+
+        Raises:
+            SettingsError: there are outcomes of one team.
+        """
+        several = ", ".join(map(str, agents[:3])) + (", ..." if len(agents) > 3 else "")
+        is_one, kinds = len({one.team for one in ids}) == 1, f"the agents {several}"
+        if self.outcomes and is_one:
+            got = f"outcomes with teams={self.teams}, which makes one team of {kinds}"
+            raise SettingsError(
+                f"got {got}; expected teams that can win; set teams: each, or name agents by their type"
+            )
+        if self.teams == "per_type" and is_one and len(agents) > 1:
+            sys.stderr.write(f"{NOTICE}teams: per_type makes one team of {kinds}, whose names are of one type\n")
+        if self.groups and len(set(ids)) == len(ids):
+            sys.stderr.write(f"{NOTICE}groups have one agent each, because no team has more (option teams)\n")
 
     def ids(self, agents: Sequence[str]) -> list[BehaviorId]:
         """Returns the behavior id of each agent."""
@@ -180,13 +199,10 @@ def _environment(env_id: str) -> Callable[..., Value]:
             warnings.simplefilter("ignore", DeprecationWarning)
             module = importlib.import_module(env_id)
     except ImportError as error:
-        expected = "a module (without .py) that is installed, beside the configuration, or in pipeline.python_path"
-        remedy = "correct the id, or install its package"
-        if error.name is not None and not f"{env_id}.".startswith(f"{error.name}."):
-            expected = "a module whose imports are installed"
-            remedy = f"install {error.name.partition('.')[0]}, or correct the import"
+        expected, remedy = not_imported(env_id, error)
         got = f"environment {env_id!r}: {error}{place_of(error)}"
         raise SettingsError(f"got {got}; expected {expected}; {remedy}") from error
+    forms: list[Callable[..., Value]] = []
     for name in ("parallel_env", "env"):
         if (found := getattr(module, name, None)) is not None:
             if not callable(found):
@@ -195,13 +211,25 @@ def _environment(env_id: str) -> Callable[..., Value]:
                     "a function that makes the environment",
                 )
                 raise SettingsError(f"got {got}; expected {expected}; write def {name}(**options): return ...")
-            made: Callable[..., Value] = found
-            return made
+            forms.append(found)
+    if forms:
+        return forms[0] if len(forms) == 1 else partial(_parallel_or_not, *forms)
     others = registered_by(env_id)
     remedy = f"write name: gymnasium and env_id: {others[0]}" if others else "define it, or name another module"
     if is_pythons(module):
         remedy = "rename the module of yours, which one of Python's own with this name hides"
     raise SettingsError(f"got module {env_id!r} without parallel_env() and env(); expected one of them; {remedy}")
+
+
+def _parallel_or_not(parallel: Callable[..., Value], in_turn: Callable[..., Value], **options: Option) -> Value:
+    """Returns an environment in its parallel form, or in turn if PettingZoo refuses to convert it."""
+    try:
+        return parallel(**options)
+    except AssertionError as error:
+        if "is_parallelizable" not in str(error):
+            raise
+        sys.stderr.write(f"{NOTICE}env() is played in turn, because parallel_env() cannot be made of it\n")
+        return in_turn(**options)
 
 
 class _Row(NamedTuple):
@@ -269,10 +297,11 @@ class _PettingZooBase:
         self._roles = roles
         ids = roles.ids(self._names)
         self._readers, self._writers, self._masked = _spaces(envs[0], self._names, ids, observe)
-        self._is_new = True
+        self._is_new, self._is_late_noted = True, False
         self._teams = np.array([identity.team for identity in ids], np.int64)
         self._ids = dict(zip(self._names, map(str, ids), strict=True))
         self._name_of = {str(identity): identity.name for identity in ids}
+        roles.check(self._names, ids)
         self._parameters: Mapping[str, float] = {}
         self._deciding: defaultdict[str, list[_Row]] = defaultdict(list)
         self._ended: defaultdict[str, list[_Row]] = defaultdict(list)
@@ -356,10 +385,10 @@ class _PettingZooBase:
         if self._is_new:  # the first row tells what is meant as a mask
             self._is_new, name = False, self._name_of[self._ids[agent]]
             note_unread_masks(self._writers[name].spec, self._readers[name].specs, info or {}, "beside 'observation'")
-        if agent not in self._masked:
-            mask = (info or {}).get(MASK)
-        elif isinstance(seen, Mapping) and MASK in seen:
+        if isinstance(seen, Mapping) and MASK in seen:
             mask = seen[MASK]
+        elif agent not in self._masked:
+            mask = (info or {}).get(MASK)
         else:
             raise SpecError(
                 got=f"{shown(seen)} as what {agent!r} observes",
@@ -370,10 +399,22 @@ class _PettingZooBase:
 
     def _end(self, area: _Area, agent: str, seen: Value, interrupted: bool, reward: float, shared: float = 0) -> None:
         """Adds an agent that ended, unless it never decided: the trainer does not know it then."""
-        if agent in area.playing:
+        if agent not in area.playing:
+            self._note_late(agent, reward + shared)
+        else:
             area.playing.discard(agent)
             row = _Row(*self._numbers(area, agent), kept(seen), reward, shared, interrupted=interrupted)
             self._ended[self._ids[agent]].append(row)
+
+    def _note_late(self, agent: str, reward: Value) -> None:
+        """Notes once where an agent that does not play gets a reward."""
+        if self._is_late_noted or not isinstance(reward, int | float | np.number) or not reward:
+            return
+        self._is_late_noted = True
+        sys.stderr.write(
+            f"{NOTICE}the reward {reward:g} of {agent!r} is not learned from, because {agent!r} has ended, or was "
+            "never observed; give an agent its last reward with its termination or truncation\n"
+        )
 
     def _numbers(self, area: _Area, agent: str) -> tuple[int, int]:
         """Returns an agent's id and the number of its match."""
@@ -454,11 +495,15 @@ class ParallelGame(_PettingZooBase):
         result = self._by_agent("step", area.env.step(values), _STEP)
         observations, rewards, terminations, truncations, infos = result
         if absent := area.playing - observations.keys():
+            does_end = all(terminations.get(agent) or truncations.get(agent) for agent in absent)
+            what = "which ends with this step" if does_end else "which has not ended"
             raise SpecError(
-                got=f"no observation of {_names(absent)}, which has not ended",
+                got=f"no observation of {_names(absent)}, {what}",
                 expected="one of each agent in self.agents, and a last one with its termination or truncation",
-                remedy="correct what step() returns",
+                remedy="observe before you empty self.agents" if does_end else "correct what step() returns",
             )
+        for agent in rewards.keys() - observations.keys() if len(rewards) > len(observations) else ():
+            self._note_late(agent, rewards[agent])
         rewards = {agent: number(rewards[agent], area.number, agent) for agent in observations}
         shared = dict.fromkeys(rewards, 0.0)
         if self._roles.shared_reward:
@@ -579,7 +624,9 @@ class TurnGame(_PettingZooBase):
             try:
                 last = env.last()
             except (AttributeError, KeyError) as error:
-                raise _incomplete(env, agent, call) or error from error
+                if (absent := _incomplete(env, agent, call)) is None:
+                    raise
+                raise absent from error
             seen, reward, terminated, truncated, info = returned("last", last, _LAST)
             reward = number(reward, area.number, agent)
             terminated = flag(terminated, "termination", area.number, agent)
@@ -588,7 +635,12 @@ class TurnGame(_PettingZooBase):
                 self._decide(area, agent, seen, info, reward)
                 return
             self._end(area, agent, seen, not terminated, reward)
-            env.step(None)
+            try:
+                env.step(None)
+            except KeyError as error:  # of _was_dead_step(), which deletes all entries of the agent
+                if (absent := _incomplete(env, agent, call, "rewards")) is None:
+                    raise
+                raise absent from error
             if agent in _present(env):
                 raise SpecError(
                     got=f"{agent!r}, which has ended, in self.agents after its step(None)",
@@ -623,9 +675,12 @@ def _present(env: AECEnv | ParallelEnv) -> Collection[str]:
     return agents
 
 
-def _incomplete(env: AECEnv, agent: str, call: str) -> SpecError | None:
-    """Returns the error of an attribute that has no entry of an agent, which `last` reads; None where all have one."""
-    for name in ("_cumulative_rewards", "terminations", "truncations", "infos"):
+def _incomplete(env: AECEnv, agent: str, call: str, *others: str) -> SpecError | None:
+    """Returns the error of an attribute that has no entry of an agent, which `last` reads; None where all have one.
+
+    Attributes other than those are looked at first.
+    """
+    for name in (*others, "_cumulative_rewards", "terminations", "truncations", "infos"):
         found = getattr(env.unwrapped, name, None)
         if not isinstance(found, Mapping) or agent not in found:
             got = f"no {agent!r} in self.{name} after {call}()"

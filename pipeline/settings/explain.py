@@ -237,6 +237,10 @@ def _bad_value(entry: Entry, detail: ErrorDetails) -> Problem:
     if kind in ("literal_error", "union_tag_invalid"):
         choices = re.findall(r"'([^']*)'", context.get("expected_tags") or context["expected"])
         remedy = did_you_mean(got.strip("'"), choices) or remedy
+    if kind == "model_type":
+        remedy = (
+            "write {} for its defaults" if entry.value is True else "leave it out" if entry.value is False else remedy
+        )
     if kind in ("int_type", "float_type", "bool_type") and isinstance(entry.value, str):
         remedy = f"{remedy}, without quotes"
     return Problem(place, f"got {got}; expected {expected.format(**context)}; {remedy}")

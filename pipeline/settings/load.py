@@ -22,12 +22,13 @@ from sparring.pipeline.settings.document import (
     refuse,
 )
 from sparring.pipeline.settings.explain import located, validate
-from sparring.pipeline.settings.model import Settings
+from sparring.pipeline.settings.model import BehaviorSettings, Settings
 
 COMMAND_LINE: Final = "command line"
 OPTIONS: Final[Mapping[str, str]] = {"env_path": "--env", "device": "--torch-device", "export": "--no-export"}
 """Options whose keys have other names."""
 _LESSON_KEYS: Final = frozenset({"name", "completion_criteria", "value"})
+_KEYS: Final = frozenset(BehaviorSettings.model_fields)
 _TRAINER_KEYS: Final = frozenset({"trainer_type", "hyperparameters", "network_settings", "reward_signals", "max_steps"})
 
 Overrides = Mapping[str, Json]
@@ -140,8 +141,18 @@ def read_text(path: FilePath) -> str:
 
 
 def _unnested(root: Entry) -> list[Problem]:
-    """Returns a problem for each trainer at the top of a file without `behaviors:`."""
+    """Returns a problem for each trainer at the top of a file without `behaviors:`, or one without a name below it."""
     top = root.mapping
+    behaviors = _section(top, "behaviors")
+    own = [name for name, entry in behaviors.items() if name in _KEYS and not _is_behavior(entry)]
+    if own:
+        others = [name for name in behaviors if name not in _KEYS]
+        text = f"got {own[0]} directly below behaviors; expected it below the name of a behavior; " + (
+            f"indent it below {others[0]}"
+            if others
+            else f"write `NAME:` above {own[0]}, with the name that `sparring try` shows, and indent all keys below it"
+        )
+        return [Problem(behaviors[own[0]].place, text)]
     return [
         Problem(
             place=entry.place,
@@ -151,6 +162,11 @@ def _unnested(root: Entry) -> list[Problem]:
         for name, entry in top.items()
         if "behaviors" not in top and name != "default_settings" and _TRAINER_KEYS & entry.mapping.keys()
     ]
+
+
+def _is_behavior(entry: Entry) -> bool:
+    """Returns whether an entry below `behaviors` may be a behavior that has the name of a key."""
+    return entry.value is None or entry.value == {} or bool(_KEYS & entry.mapping.keys())
 
 
 _STEP: Final = re.compile(r'\.?(?:"([^"]+)"|([^.\[\]"=]+)|\[(\d+)\])')
@@ -297,7 +313,7 @@ def _complete(defaults: Entry) -> None:
 
 
 def _scheduled(defaults: Entry, own: Entry) -> Entry:
-    """`defaults` with the schedules that follow from that of the learning rate, as far as the trainer of `own` has them."""
+    """`defaults` with the schedules that follow from that of the learning rate, if the trainer of `own` has them."""
     trainer = own.child("trainer_type") or defaults.child("trainer_type") or implied("ppo", defaults.place)
     fields = getattr(dict(plugins.working(plugins.TRAINERS)).get(str(trainer.value)), "model_fields", ())
     hyperparameters = defaults.child("hyperparameters")

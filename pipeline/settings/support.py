@@ -69,7 +69,8 @@ def started_by_hand(settings: Settings) -> list[str]:
     """Returns the games that a person has to start, one line for each."""
     waiting = [one for one in settings.launched if one.name in _BY_HAND and "path" not in one.options]
     games = [(*_BY_HAND[str(one.name)], one.options) for one in waiting]
-    return [f"waits for {game} (port {options.get('port', port)})" for game, port, options in games]
+    why = "" if settings.simulators else "; the configuration names no simulators"
+    return [f"waits for {game} (port {options.get('port', port)}){why}" for game, port, options in games]
 
 
 def not_here(settings: Settings) -> list[str]:

@@ -16,7 +16,15 @@ from sparring.pipeline.demonstrations.library import files_of, read_any
 from sparring.pipeline.errors import FAILED, SettingsError
 from sparring.pipeline.learning.settings import Hyperparameters
 from sparring.pipeline.monitoring.logs import printable
-from sparring.pipeline.settings import Settings, SimulatorSettings, no_device, not_here, read, without_effect
+from sparring.pipeline.settings import (
+    Settings,
+    SimulatorSettings,
+    no_device,
+    not_here,
+    read,
+    started_by_hand,
+    without_effect,
+)
 from sparring.pipeline.settings.model import BehaviorSettings
 from sparring.services.commands import tryout
 from sparring.services.commands.runs import add_config, add_insecure, add_ray, connect, not_on_a_cluster
@@ -90,6 +98,8 @@ def summary(settings: Settings, *, insecure: bool = False) -> Iterator[str]:
         yield f"{other} that a simulator names: {_behavior(settings.unnamed)}"
     for simulator in settings.launched:
         yield f"simulator: {_simulator(simulator)}"
+    for line in started_by_hand(settings):
+        yield f"notice: {line}"
     if not settings.launched:
         yield f"simulators: none to launch; waits for them at {settings.pipeline.address}"
     for line in (*not_here(settings), *unreadable(settings), *missing_players(settings), *keys_missing(settings)):

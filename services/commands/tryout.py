@@ -23,7 +23,7 @@ from sparring.pipeline.errors import FAILED, NOTICE, SettingsError, SparringErro
 from sparring.pipeline.games.registry import make, names, parse_options
 from sparring.pipeline.messages.simulator import BehaviorReport, Decisions, Ends, Step
 from sparring.pipeline.monitoring.logs import printable
-from sparring.pipeline.settings import Settings, read
+from sparring.pipeline.settings import Settings, read, started_by_hand
 from sparring.pipeline.settings.document import Problem
 from sparring.pipeline.settings.load import LoadedSettings
 from sparring.pipeline.simulation.game import Game, ScriptedGame
@@ -100,6 +100,8 @@ def run(args: argparse.Namespace) -> int:
                 raise SettingsError(f"got {got}; expected {expected}; correct it")
             launched = launched[args.simulator :][:1]
         named = [Trial(one.name, one.areas, one.options, args.seed, settings) for one in launched if one.name]
+        if not settings.simulators:
+            say("".join(f"{NOTICE}{args.env} {line}\n" for line in started_by_hand(settings)))
         if not named:
             raise SettingsError(
                 f"got {args.env}, which starts no built-in simulator or bridge; expected one; sparring compliance "

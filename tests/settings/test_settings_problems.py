@@ -376,6 +376,33 @@ def test_trainer_outside_of_behaviors_is_refused_with_the_line_to_write(text: st
     assert expected in only_problem(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        (
+            "behaviors:\n  trainer_type: ppo\n  hyperparameters:\n    batch_size: 8\n",
+            "write `NAME:` above trainer_type, ",
+        ),
+        ("behaviors:\n  hyperparameters: {batch_size: 8}\n", "write `NAME:` above hyperparameters, with the name"),
+        ("behaviors:\n  Ball:\n  max_steps: 5\n", "indent it below Ball"),
+    ],
+)
+def test_keys_directly_below_behaviors_lack_a_name(text: str, remedy: str) -> None:
+    found = only_problem(text)
+    assert "directly below behaviors; expected it below the name of a behavior; " + remedy in found
+    assert f"{NAME}:{2 if 'Ball' not in text else 3}: behaviors." in found
+
+
+def test_behaviors_may_have_the_names_of_keys() -> None:
+    found = loaded("behaviors: {offline: {max_steps: 5}, self_play: {}, max_steps: }").settings.behaviors
+    assert found.keys() == {"offline", "self_play", "max_steps"}
+
+
+def test_a_section_that_is_true_has_its_defaults_as_the_remedy() -> None:
+    for value, remedy in (("true", "write {} for its defaults"), ("false", "leave it out"), ("5", "indent its keys")):
+        assert f"; {remedy}" in only_problem(f"behaviors: {{A: {{self_play: {value}}}}}")
+
+
 def test_sections_of_formats_before_ml_agents_1_are_unknown_keys() -> None:
     assert "unknown key 'parameter_randomization'" in only_problem("behaviors: {A: }\nparameter_randomization: {}\n")
 

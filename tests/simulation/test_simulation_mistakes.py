@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,10 +13,11 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from pettingzoo import AECEnv, ParallelEnv
+from pettingzoo.utils.conversions import aec_to_parallel
 
 from sparring.pipeline.bridges.explain import NotFinite, flag, traceback_of
 from sparring.pipeline.bridges.gymnasium import GymnasiumGame, NativeGame, make_gymnasium
-from sparring.pipeline.bridges.pettingzoo import make_pettingzoo
+from sparring.pipeline.bridges.pettingzoo import TurnGame, make_pettingzoo
 from sparring.pipeline.bridges.spaces import Actions, Observations, forbidden_choices, note_unread_masks, read_wrappers
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.simulator import BehaviorActions
@@ -422,6 +424,7 @@ def test_an_environment_under_the_other_bridge_or_without_its_module_has_the_rem
         (make_pettingzoo, "thermo:Thermo-v0", "write name: gymnasium for an id of Gymnasium, env_id: thermo for"),
         (make_pettingzoo, "thermo", "write name: gymnasium and env_id: thermo:Thermo-v0"),
         (make_gymnasium, "wave:A-v0", "rename the module of yours, which Python's own wave hides"),
+        (make_gymnasium, "test:A-v0", "rename the module of yours, which Python's own test hides"),
         (make_pettingzoo, "wave", "rename the module of yours, which one of Python's own with this name hides"),
         (make_pettingzoo, "empty_module", r"without parallel_env\(\) and env\(\); expected one of them; define it"),
     ):
@@ -472,6 +475,18 @@ def test_what_may_be_meant_as_a_mask_is_noted(
     note_unread_masks(ActionSpec(discrete=(2,)), specs, info)
     lines = capsys.readouterr().err.splitlines()
     assert [line.startswith(f"notice: {noted}") for line in lines] == ([True] if noted else [])
+
+
+@pytest.mark.parametrize(("info", "noted"), [({}, 1), ({"action_mask": [1, 0]}, 0)])
+def test_a_method_that_returns_masks_is_noted(
+    info: dict[str, Any], noted: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = Returns((ZERO, info))
+    env.action_masks = lambda: [1, 0]  # type: ignore[attr-defined]
+    game = GymnasiumGame("a", [env])
+    for _ in range(2):
+        game.reset({}, 0)
+    assert capsys.readouterr().err.count("action_masks() is not called; a mask of actions is info['action") == noted
 
 
 def test_masks_that_are_not_used_are_noted_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -527,13 +542,30 @@ def test_a_missing_import_of_an_environment_is_told_from_a_missing_module(
 ) -> None:
     (tmp_path / "imports_nothing.py").write_text("import nunpy_of_a_test\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(SettingsError, match=r"imports_nothing.py:1\); .*; install nunpy_of_a_test, or correct"):
-        make_gymnasium("imports_nothing:A-v0")
-    with pytest.raises(SettingsError, match=r"imports_nothing.py:1\); .*; install nunpy_of_a_test, or correct"):
-        make_pettingzoo("imports_nothing")
-    for env_id in ("nothing_of_a_test", "pettingzoo.classic.nothing_v3"):
-        with pytest.raises(SettingsError, match=r"expected a module .without .py. that is installed, .*correct the id"):
-            make_pettingzoo(env_id)
+    (tmp_path / "imports_beside.py").write_text("from . import other\n")
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "of_a_test").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    own = (
+        r"imports_nothing.py:1\); .*; install nunpy_of_a_test, correct the import, or give the folder that has nunpy_of"
+    )
+    for make, ending in ((make_gymnasium, ":A-v0"), (make_pettingzoo, "")):
+        with pytest.raises(SettingsError, match=own):
+            make(f"imports_nothing{ending}")
+        with pytest.raises(
+            SettingsError, match=r"imports_beside.py:1\); expected an import that a module without a pack"
+        ):
+            make(f"imports_beside{ending}")
+        searched = (
+            rf"a module that is installed, .*\(searched: .*{tmp_path}.*\); correct the name, or give its folder as"
+        )
+        for env_id in ("nothing_of_a_test", "nothing_of_a_test.envs", "pettingzoo.classic.nothing_v3"):
+            with pytest.raises(SettingsError, match=searched):
+                make(f"{env_id}{ending}")
+        with pytest.raises(
+            SettingsError, match=rf"give the folder {tmp_path}/below, which has of_a_test, as pipeline.py"
+        ):
+            make(f"of_a_test.envs{ending}")
 
 
 def test_an_id_without_a_version_names_its_behavior() -> None:
@@ -591,6 +623,10 @@ def _none_ends(env: Pair, *parts: Any) -> Any:
             lambda env, *parts: ({"a": ZERO}, *parts[1:]) if parts[2:] else parts,
             "got no observation of b, which has not",
         ),
+        (
+            lambda env, *parts: parts if env.agents else ({}, *parts[1:]),
+            "got no observation of a, b, which ends with this step; .*; observe before you empty self.agents",
+        ),
         (lambda env, *parts: parts if parts[2:] else ({"a": ZERO}, {}), r"got no observation of b from reset\(\)"),
         (
             lambda env, *parts: (parts[0], {"a": 0.0, "b": None}, *parts[2:]) if parts[2:] else parts,
@@ -636,6 +672,49 @@ def test_an_episode_without_living_agents_is_over(monkeypatch: pytest.MonkeyPatc
     assert play(lambda **_: Pair(leave), "parallel_env", monkeypatch) == [2, 2, 2, 2]
 
 
+def test_a_reward_of_an_agent_that_has_ended_is_noted_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Late(Pair):
+        """The second agent ends first, and gets rewards in the last step too, observed or not."""
+
+        reward, is_observed = 3.0, True
+
+        def step(self, actions: Any) -> Any:
+            self.steps += 1
+            self.agents = ["a"] if self.steps == 1 else []
+            seen, rewards = dict.fromkeys("ab", ZERO), {"a": 1.0, "b": 1.0 if self.steps == 1 else self.reward}
+            if self.steps == 2 and not self.is_observed:
+                del seen["b"]
+            return seen, rewards, {"a": self.steps == 2, "b": True}, dict.fromkeys("ab", False), {}
+
+    for reward, is_observed in ((3.0, True), (3.0, False), (0.0, True)):
+        Late.reward, Late.is_observed = reward, is_observed
+        play(lambda **_: Late(lambda _, *parts: parts), "parallel_env", monkeypatch)
+        assert capsys.readouterr().err.count("the reward 3 of 'b' is not learned from, because 'b'") == bool(reward)
+
+
+def test_teams_and_groups_that_are_hardly_meant_are_noted_or_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Alike(Pair):
+        possible_agents = ["player_0", "player_1"]  # noqa: RUF012
+
+    module = ModuleType("alike")
+    module.parallel_env = lambda **_: Alike(None)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "alike", module)
+    make_pettingzoo("alike", teams="each")
+    assert not capsys.readouterr().err
+    make_pettingzoo("alike", teams="each", groups=True)
+    assert "groups have one agent each, because no team has more" in capsys.readouterr().err
+    make_pettingzoo("alike", teams="per_type")
+    assert "per_type makes one team of the agents player_0, player_1, whose names" in capsys.readouterr().err
+    with pytest.raises(
+        SettingsError, match=r"makes one team of the agents player_0, player_1; expected teams that can"
+    ):
+        make_pettingzoo("alike", teams="per_type", outcomes=True)
+
+
 class Turns(AECEnv[str, Any, Any]):
     """Two agents in turn, with masks; the episode ends after two turns."""
 
@@ -674,6 +753,8 @@ class Turns(AECEnv[str, Any, Any]):
         return None if self.mistake == "last" else super().last(observe)
 
     def step(self, action: Any) -> None:
+        if self.mistake == "rewards":
+            self.rewards = {"b": 1.0}
         if self.terminations[self.agent_selection]:
             if self.mistake != "dead":
                 self._was_dead_step(action)
@@ -702,6 +783,7 @@ class Turns(AECEnv[str, Any, Any]):
             r"got no 'a' in self.terminations after reset\(\); expected an entry for each.* \(reset\(\) of Turns, ",
         ),
         ("ends", r"got no 'b' in self.terminations after step\(\); .*; set them all in step\(\)"),
+        ("rewards", r"got no 'a' in self.rewards after step\(\); .*; set them all in step\(\)"),
         ("alias", r"got possible_agents without a, b after an episode; .*; let self.agents be another list"),
         ("twice", r"got the agents \['a', 'a'\] in possible_agents; expected a name of its own for each"),
         ("last", r"got None \(NoneType\) from last\(\); expected a tuple of 5: .* \(last\(\) of Turns, "),
@@ -717,6 +799,33 @@ def test_mistakes_of_an_environment_in_turns_are_explained(
     assert play(lambda **_: Turns(""), "env", monkeypatch) == [1, 1, 1, 1]
     with pytest.raises(SpecError, match=explained):
         play(lambda **_: Turns(mistake), "env", monkeypatch)
+
+
+def test_a_mask_that_the_space_lacks_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unsaid(Turns):
+        def observation_space(self, agent: str) -> Any:
+            return spaces.Dict(observation=spaces.Box(0, 1, (1,)))
+
+        def observe(self, agent: str) -> Any:
+            return {"observation": ZERO, "action_mask": np.array([0, 1], np.int8)}
+
+    module = ModuleType("unsaid")
+    module.env = lambda **_: Unsaid("")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "unsaid", module)
+    (report,) = make_pettingzoo("unsaid").reset({}, 1)
+    assert report.decisions is not None
+    assert report.decisions.masks is not None
+    assert report.decisions.masks.tolist() == [[True, False]]
+
+
+def test_a_module_whose_parallel_form_cannot_be_made_is_played_in_turn(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = ModuleType("both")
+    module.env, module.parallel_env = lambda **_: Turns(""), lambda **_: aec_to_parallel(Turns(""))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "both", module)
+    assert isinstance(make_pettingzoo("both"), TurnGame)
+    assert "env() is played in turn, because parallel_env() cannot be made of it" in capsys.readouterr().err
 
 
 def test_agent_that_acts_after_all_others_have_ended_is_noted_once(
