@@ -5,8 +5,9 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Unpack
+from typing import Final, Unpack
 
 from typing_extensions import TypedDict
 
@@ -16,6 +17,9 @@ from sparring.services.api.arguments import checked
 from sparring.services.api.runs import Config, options_of, without_file, written
 from sparring.services.process.hosting import SPARRING
 from sparring.services.process.lifeline import ending_with_caller
+
+_END_S: Final = 30.0
+"""Time for a command to end in order."""
 
 
 class PlayOptions(TypedDict, total=False):
@@ -151,7 +155,7 @@ def _output(words: Sequence[str]) -> str:
         ServiceError: it fails.
     """
     with tempfile.TemporaryFile("w+") as errors, ending_with_caller() as lifeline:
-        ended: subprocess.CompletedProcess[str] = subprocess.run(
+        with subprocess.Popen(
             [*SPARRING, *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -159,11 +163,21 @@ def _output(words: Sequence[str]) -> str:
             text=True,
             process_group=0,
             **lifeline,
-        )
+        ) as command:
+            try:
+                printed: str = command.communicate()[0]
+            except BaseException:  # as an interrupt, with which it ends in order
+                command.terminate()
+                try:
+                    with suppress(subprocess.TimeoutExpired):
+                        command.wait(_END_S)
+                finally:
+                    command.kill()
+                raise
         errors.seek(0)
         text = without_file(errors.read().strip())
-    if ended.returncode == BAD_INPUT:
+    if command.returncode == BAD_INPUT:
         raise SettingsError(text.removeprefix("sparring: "))
-    if ended.returncode:
-        raise ServiceError(f"{words[0]} ended with status {ended.returncode}:\n{text}\n{ended.stdout}".rstrip())
-    return ended.stdout
+    if command.returncode:
+        raise ServiceError(f"{words[0]} ended with status {command.returncode}:\n{text}\n{printed}".rstrip())
+    return printed

@@ -14,6 +14,7 @@ import asyncio
 import logging
 import math
 import os
+import signal
 import socket
 import threading
 import time
@@ -48,6 +49,7 @@ from sparring.services.cluster.mirror import Mirror
 from sparring.services.cluster.placement import Unit, described, lacking, stepping_processes, total, units_of
 from sparring.services.process.encryption import KEYS_VARIABLE, service_key
 from sparring.services.process.hosting import SPARRING, HostedService
+from sparring.services.process.lifeline import end_strays
 from sparring.services.process.runtime import SUPERVISOR
 from sparring.services.supervision.hosts import Host, Plan, Processes
 from sparring.services.supervision.ports import Ports, endpoint
@@ -63,6 +65,7 @@ TRY_S: Final = 20.0
 """Seconds for the start of an agent, before another is tried: the node may be dying."""
 _LOOK_S: Final = 0.5
 _CLOSE_S: Final = 10.0
+_JOIN_S: Final = 300.0
 LAST_COPY_S: Final = 60.0
 """Seconds for copying what a part wrote last, once it has ended."""
 _SMALLEST: Final = {"CPU": 0.001}
@@ -303,15 +306,9 @@ def connected(address: str | None, settings: Settings) -> Iterator[Cluster]:
         wanted = total(unit.bundle for unit in units_of(settings, settings.pipeline.stepping_processes))
         cores = max(os.cpu_count() or 1, math.floor(wanted.get("CPU", 0)) + 1)  # room for learners that are added
         options |= {"num_cpus": cores, "include_dashboard": False}
+    cluster, left = None, threading.Event()
     try:
-        ray.init(address, **options)
-    except Exception as error:
-        raise SettingsError(
-            f"got --ray {address}, where no cluster can be used ({_first_line(error)}); expected one with the same "
-            "versions of Ray and Python; start it with `ray start --head`, or correct the address"
-        ) from error
-    cluster = None
-    try:
+        _join(address, options, left)
         cluster = _planned(settings, "127.0.0.1" if address == "local" else "")
         yield cluster
     finally:
@@ -320,6 +317,52 @@ def connected(address: str | None, settings: Settings) -> Iterator[Cluster]:
         if settings.pipeline.placement.wait_s:
             _bounded(lambda: ray.autoscaler.sdk.request_resources(bundles=[]))
         _bounded(ray.shutdown)
+        left.set()
+
+
+def _join(address: str, options: Mapping[str, Any], left: threading.Event) -> None:
+    """Connects this process to a cluster, in a thread.
+
+    In the main one Ray would handle SIGTERM, by an exception that is raised anywhere. The thread lives until `left` is
+    set, because the processes that Ray starts end with it.
+
+    Raises:
+        SettingsError: no cluster can be used there.
+    """
+    failures: list[Exception] = [TimeoutError(f"no answer in {_JOIN_S:g} s")]
+    joined = threading.Event()
+
+    def join() -> None:
+        try:
+            ray.init(address, **options)
+            failures.clear()
+        except Exception as error:
+            failures[:] = [error]
+        joined.set()
+        left.wait()
+
+    deadline = time.monotonic() + _JOIN_S
+    threading.Thread(target=join, daemon=True).start()
+    try:
+        while not joined.wait(_LOOK_S / 10) and time.monotonic() < deadline:
+            _keep_handler()
+    except KeyboardInterrupt:
+        if not joined.wait(_CLOSE_S):  # Ray holds a lock for as long, for which the exit of the interpreter would wait
+            threading.excepthook = lambda _: None  # of Ray's threads, which lose their head
+            end_strays((), _CLOSE_S)
+            os._exit(128 + signal.SIGINT)
+        raise
+    _keep_handler()
+    if failures:
+        raise SettingsError(
+            f"got --ray {address}, where no cluster can be used ({_first_line(failures[0])}); expected one with the "
+            "same versions of Ray and Python; start it with `ray start --head`, or correct the address"
+        ) from failures[0]
+
+
+def _keep_handler() -> None:
+    """Installs Python's handler of SIGTERM again, in place of one that a library of Ray has installed below it."""
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
 
 def _refuse_silence(address: str) -> None:

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 import sparring
+from sparring.services.api import measuring
 
 
 def test_every_name_of_the_interface_is_there() -> None:
@@ -50,3 +51,24 @@ def test_interrupt_that_comes_twice_within_a_second_stops_a_run_in_order(monkeyp
     with pytest.raises(KeyboardInterrupt):
         sparring.train("a.yaml")
     assert (run.stop.call_count, run.wait.call_count) == (1, 3)
+
+
+INTERRUPTING = """
+import os, pathlib, signal, sys
+
+def end(*_):
+    pathlib.Path(sys.argv[-1]).write_text("in order")
+    sys.exit(1)
+
+signal.signal(signal.SIGTERM, end)
+os.kill(os.getppid(), signal.SIGINT)
+while True:
+    signal.pause()
+"""
+
+
+def test_command_whose_caller_is_interrupted_ends_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "SPARRING", [sys.executable, "-c", INTERRUPTING])
+    with pytest.raises(KeyboardInterrupt):
+        measuring._output([str(tmp_path / "end")])
+    assert (tmp_path / "end").read_text() == "in order"

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sparring.pipeline.errors import BAD_INPUT, FAILED
 from sparring.pipeline.security import secret_key
 from tests.cluster.cluster_runs import ClusterRun, check_balance, nodes
+
+HANG_S = 60.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -52,6 +57,22 @@ def test_a_run_survives_the_deaths_of_nodes(
     assert not run.orphans()
     for path in (path for path in tmp_path.rglob("*") if path.is_file()):
         assert key.encode() not in path.read_bytes(), path
+
+
+def test_a_start_that_is_ended_leaves_nothing(tmp_path: Path) -> None:
+    """Ray itself would end it by an exception that is raised anywhere, with which a lock may be held for ever."""
+    command = [sys.executable, "-m", "sparring", "train", "configs/goal.yaml", "--ray", "--results-dir", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        main, started = psutil.Process(process.pid), set[psutil.Process]()
+        while not any(one.name() == "gcs_server" for one in started):
+            assert process.poll() is None, process.communicate()[0]
+            started |= {*main.children(recursive=True)}
+            time.sleep(0.02)
+        process.terminate()
+        text, _ = process.communicate(timeout=HANG_S)
+    assert process.returncode in (-signal.SIGTERM, 0, 130), text
+    assert "Traceback" not in text
+    assert not psutil.wait_procs(started, HANG_S)[1]
 
 
 def test_a_run_ends_with_its_head_keeps_a_checkpoint_and_is_resumed_in_another_cluster(tmp_path: Path) -> None:
