@@ -141,9 +141,12 @@ def read_text(path: FilePath) -> str:
 
 
 def _unnested(root: Entry) -> list[Problem]:
-    """Returns a problem for each trainer at the top of a file without `behaviors:`, or one without a name below it."""
+    """Returns the problem of keys that are on another level than that which their names belong to."""
     top = root.mapping
     behaviors = _section(top, "behaviors")
+    for name in [name for name in behaviors if name in Settings.model_fields and not _is_behavior(behaviors[name])]:
+        text = f"got the section {name} below behaviors; expected it beside them; move it to the left margin"
+        return [Problem(behaviors[name].place, text)]
     own = [name for name, entry in behaviors.items() if name in _KEYS and not _is_behavior(entry)]
     if own:
         others = [name for name in behaviors if name not in _KEYS]

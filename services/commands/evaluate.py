@@ -129,7 +129,7 @@ def _lines(found: Json) -> Iterator[str]:
     for name, one in found["behaviors"].items():
         yield f"{name}  {one['episodes']} of {found['episodes']} episodes  {Path(one['checkpoint']).name}"
         for team, part in {"": one, **one["teams"]}.items():
-            of_team = f"  team {team}: " if team else "  "
+            of_team = f"  team {team} ({part['episodes']} of them): " if team else "  "
             for what in ("reward", "group_reward", "length"):
                 if (values := part.get(what)) is not None:
                     deviation = "" if values["interval"] is None else f"  deviation {values['deviation']:.3g}"
@@ -137,6 +137,8 @@ def _lines(found: Json) -> Iterator[str]:
                     yield f"{of_team}{what.replace('_', ' ')} {spread}  from {values['min']:.4g} to {values['max']:.4g}"
             for outcome, share in part.get("outcomes", {}).items():
                 yield f"{of_team}{outcome} {_interval(share, 'share', '.1%')}"
+        if one["episodes"] > 1 and one["reward"]["interval"] is None:
+            yield "  no confidence intervals, because the members of a group depend on each other"
 
 
 def _interval(one: Json, key: str, form: str) -> str:

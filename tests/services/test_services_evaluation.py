@@ -18,6 +18,8 @@ import pytest
 import yaml
 
 from sparring.pipeline.demonstrations.episodes import read
+from sparring.pipeline.evaluation.statistics import by_team, describe
+from sparring.services.commands import evaluate
 from sparring.services.commands.runs import find
 from sparring.services.main import main
 from tests.services.services_helpers import Training, balanced, progress
@@ -333,3 +335,16 @@ def test_damaged_checkpoint_is_refused_by_name(trained: Path, tmp_path: Path, er
 def test_checkpoint_of_an_unknown_behavior_is_refused(tmp_path: Path, error_of: Any) -> None:
     message = error_of("evaluate", untrained(tmp_path), "--checkpoint", "Other=checkpoint-7")
     assert "--checkpoint for ['Other']; expected one of ['Goal']" in message
+
+
+def test_lines_say_how_many_episodes_each_team_has_and_why_there_are_no_intervals() -> None:
+    """Episodes are those that began first, so that matches may be cut."""
+    several = np.array([0.0, 0.0, 0.0, 1.0])
+    columns = dict.fromkeys(("returns", "shared_returns", "lengths", "teams", "outcomes"), several)
+    for groups in (0, 1):
+        found = {**describe({**columns, "groups": np.full(4, groups)}), "checkpoint": "c"}
+        found["teams"] = by_team({**columns, "groups": np.full(4, groups)})
+        lines = [*evaluate._lines({"episodes": 4, "behaviors": {"A": found}})]
+        assert any(line.startswith("  team 0 (3 of them): lost 100.0%") for line in lines)
+        assert any(line.startswith("  team 1 (1 of them): won 100.0%") for line in lines)
+        assert ("no confidence intervals, because the members of a group" in lines[-1]) == bool(groups)

@@ -393,6 +393,11 @@ def test_keys_directly_below_behaviors_lack_a_name(text: str, remedy: str) -> No
     assert f"{NAME}:{2 if 'Ball' not in text else 3}: behaviors." in found
 
 
+def test_a_section_below_behaviors_is_moved() -> None:
+    found = only_problem("behaviors:\n  A: {max_steps: 5}\n  simulators: [{name: goal}]\n")
+    assert "got the section simulators below behaviors; expected it beside them; move it to the left margin" in found
+
+
 def test_behaviors_may_have_the_names_of_keys() -> None:
     found = loaded("behaviors: {offline: {max_steps: 5}, self_play: {}, max_steps: }").settings.behaviors
     assert found.keys() == {"offline", "self_play", "max_steps"}

@@ -390,4 +390,4 @@ def test_a_port_in_use_is_reported_with_its_remedy() -> None:
     assert record.fault is not None
     assert record.fault.got == f"port {port} on 127.0.0.1, which is not free"
     assert record.fault.expected == "a free one for a Unity player"
-    assert record.fault.remedy == "stop what uses it, or choose another with --base-port"
+    assert record.fault.remedy.startswith("stop what uses it, or choose another for a build with --base-port; the ed")

@@ -231,6 +231,6 @@ def _listen(port: int, host: str) -> socket.socket:
             ) from error
         raise SettingsError(
             f"got port {port} on {host}, which is not free; expected a free one for a Unity player; "
-            "stop what uses it, or choose another with --base-port"
+            "stop what uses it, or choose another for a build with --base-port; the editor always calls port 5004"
         ) from error
     return listener
