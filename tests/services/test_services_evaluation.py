@@ -340,7 +340,8 @@ def test_checkpoint_of_an_unknown_behavior_is_refused(tmp_path: Path, error_of: 
 def test_lines_say_how_many_episodes_each_team_has_and_why_there_are_no_intervals() -> None:
     """Episodes are those that began first, so that matches may be cut."""
     several = np.array([0.0, 0.0, 0.0, 1.0])
-    columns = dict.fromkeys(("returns", "shared_returns", "lengths", "teams", "outcomes"), several)
+    columns = dict.fromkeys(("returns", "shared_returns", "lengths", "outcomes"), several)
+    columns["teams"] = several.astype(np.int64)
     for groups in (0, 1):
         found = {**describe({**columns, "groups": np.full(4, groups)}), "checkpoint": "c"}
         found["teams"] = by_team({**columns, "groups": np.full(4, groups)})
