@@ -323,20 +323,20 @@ def connected(address: str | None, settings: Settings) -> Iterator[Cluster]:
 def _join(address: str, options: Mapping[str, Any], left: threading.Event) -> None:
     """Connects this process to a cluster, in a thread.
 
-    In the main one Ray would handle SIGTERM, by an exception that is raised anywhere. The thread lives until `left` is
-    set, because the processes that Ray starts end with it.
+    In the main one Ray would handle SIGTERM, by an exception that its own code swallows at times. The thread lives
+    until `left` is set, because the processes that Ray starts end with it.
 
     Raises:
         SettingsError: no cluster can be used there.
     """
-    failures: list[Exception] = [TimeoutError(f"no answer in {_JOIN_S:g} s")]
+    failures: list[BaseException] = [TimeoutError(f"no answer in {_JOIN_S:g} s")]
     joined = threading.Event()
 
     def join() -> None:
         try:
             ray.init(address, **options)
             failures.clear()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             failures[:] = [error]
         joined.set()
         left.wait()

@@ -37,6 +37,7 @@ from sparring.services.commands.runs import (
     not_on_a_cluster,
 )
 from sparring.services.process.encryption import exposed, keys_folder, keys_missing, keys_unusable, long_paths
+from sparring.services.process.hosting import ending_signals, interrupting
 from sparring.services.process.runtime import Playback, Run
 from sparring.services.supervision.launch import checkpoints, launch, new_seed, no_behavior_trained, play
 from sparring.services.supervision.ports import open_ports
@@ -198,11 +199,12 @@ def _train(args: argparse.Namespace, settings: Settings, notes: list[str], run_i
         shutil.rmtree(directory / _REPLACED, ignore_errors=True)
         return offline.train(topology, notes)
     with ExitStack() as stack:
-        cluster = None if args.ray is None else stack.enter_context(connect(args.ray, settings))
-        if cluster is None:
-            ports = stack.enter_context(open_ports(settings, in_process=args.in_process))
+        if args.ray is None:
+            cluster, ports = None, stack.enter_context(open_ports(settings, in_process=args.in_process))
         else:
-            settings, ports = cluster.settings, stack.enter_context(cluster.place_all())
+            with ending_signals(interrupting()):  # so that the processes of a cluster that begins with it end, too
+                cluster = stack.enter_context(connect(args.ray, settings))
+                settings, ports = cluster.settings, stack.enter_context(cluster.place_all())
         topology = build(
             *(settings, ports),
             run_id=run_id,
