@@ -213,7 +213,7 @@ def _environment(env_id: str) -> Callable[..., Value]:
                 raise SettingsError(f"got {got}; expected {expected}; write def {name}(**options): return ...")
             forms.append(found)
     if forms:
-        return forms[0] if len(forms) == 1 else partial(_parallel_or_not, *forms)
+        return forms[0] if len(forms) == 1 else _parallel_or_not(*forms)
     others = registered_by(env_id)
     remedy = f"write name: gymnasium and env_id: {others[0]}" if others else "define it, or name another module"
     if is_pythons(module):
@@ -221,15 +221,23 @@ def _environment(env_id: str) -> Callable[..., Value]:
     raise SettingsError(f"got module {env_id!r} without parallel_env() and env(); expected one of them; {remedy}")
 
 
-def _parallel_or_not(parallel: Callable[..., Value], in_turn: Callable[..., Value], **options: Option) -> Value:
-    """Returns an environment in its parallel form, or in turn if PettingZoo refuses to convert it."""
-    try:
-        return parallel(**options)
-    except AssertionError as error:
-        if "is_parallelizable" not in str(error):
-            raise
-        sys.stderr.write(f"{NOTICE}env() is played in turn, because parallel_env() cannot be made of it\n")
+def _parallel_or_not(parallel: Callable[..., Value], in_turn: Callable[..., Value]) -> Callable[..., Value]:
+    """Returns what makes the parallel form of an environment, or that in turn if PettingZoo refuses to convert it."""
+    is_refused = False
+
+    def make(**options: Option) -> Value:
+        nonlocal is_refused
+        if not is_refused:
+            try:
+                return parallel(**options)
+            except AssertionError as error:
+                if "is_parallelizable" not in str(error):
+                    raise
+            is_refused = True
+            sys.stderr.write(f"{NOTICE}env() is played in turn, because parallel_env() cannot be made of it\n")
         return in_turn(**options)
+
+    return make
 
 
 class _Row(NamedTuple):
