@@ -306,6 +306,9 @@ def not_imported(module: str, error: ImportError) -> tuple[str, str]:
         name = cause.name.partition(".")[0]
         remedy = f"install {name}, correct the import, or give the folder that has {name} as pipeline.python_path"
         return "a module whose imports are installed", remedy
+    if "is not a package" in str(cause):
+        above = module.rpartition(".")[0]
+        return "a module", f"write {above}, the module, in place of {module}"
     first, here, installed = module.partition(".")[0], Path.cwd(), (_OWN, sys.prefix, sys.base_prefix)
     folders = [Path(one).resolve() for one in sys.path if one and not one.startswith(installed)]
     has_it = any((here / one).exists() for one in (first, f"{first}.py"))

@@ -109,7 +109,12 @@ class Teams:
         if self.teams == "per_type" and is_one and len(agents) > 1:
             sys.stderr.write(f"{NOTICE}teams: per_type makes one team of {kinds}, whose names are of one type\n")
         if self.groups and len(set(ids)) == len(ids):
-            sys.stderr.write(f"{NOTICE}groups have one agent each, because no team has more (option teams)\n")
+            rule = (
+                "; the type of an agent is its name without the number at its end" if self.teams == "per_type" else ""
+            )
+            sys.stderr.write(
+                f"{NOTICE}groups have one agent each, because no team has more (teams: {self.teams}{rule})\n"
+            )
 
     def ids(self, agents: Sequence[str]) -> list[BehaviorId]:
         """Returns the behavior id of each agent."""

@@ -15,7 +15,6 @@ import atexit
 import gc
 import importlib
 import json
-import logging
 import os
 import runpy
 import select
@@ -366,7 +365,7 @@ def run(arguments: Sequence[str]) -> NoReturn:
         runpy.run_module("sparring", run_name="__main__", alter_sys=True)
     except SystemExit as end:
         if isinstance(end.code, int):
-            logging.shutdown()
+            atexit._run_exitfuncs()  # noqa: SLF001 (of libraries, which may remove files; one of logging closes it)
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(end.code)

@@ -50,7 +50,8 @@ _WARNINGS: Final = {
 _HINTS: Final = {
     "group_rewards_added": "trainer_type ppo adds the group's reward to each agent's own; poca credits members better, "
     "also with what the group earns after their end",
-    "no_groups": "every agent is a group of its own, from which poca learns too",
+    "no_groups": "every agent is a group of its own, from which poca learns too; where agents form groups, "
+    "let the simulator report them (option groups of pettingzoo)",
 }
 """What a user should know, by log event."""
 

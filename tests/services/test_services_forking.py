@@ -263,11 +263,12 @@ def test_process_that_its_supervisor_does_not_know_does_nothing(
     server: ForkServer, tmp_path: Path, lifeline: tuple[int, int]
 ) -> None:
     """Another server starts the same service: the two would listen at the same addresses."""
+    before = {*psutil.Process().children()}  # those of other tests among them
     server._socket = Unheard(server._socket, server._server.pid)  # type: ignore[assignment]
     with pytest.raises(OSError, match="the fork server has ended"):
         start(server, "print('here')", tmp_path, lifeline)
     server.kill()
-    (adopted,) = psutil.Process().children()
+    (adopted,) = {*psutil.Process().children()} - before
     assert os.waitstatus_to_exitcode(os.waitpid(adopted.pid, 0)[1]) == 0
     assert (tmp_path / "out").read_text() == ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -80,9 +81,9 @@ def write_lines(folder: Path, make_interval: Make, *steps: int) -> None:
     (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
 
 
-def written_by(name: str, folder: Path, make_interval: Make, text: str) -> DeliveryState:
+def written_by(name: str, folder: Path, make_interval: Make, text: str, pipeline: str = "") -> DeliveryState:
     """Runs the process of a writer for a run that has ended; returns its state."""
-    topology_of(folder, text).save()
+    topology_of(folder, text, pipeline).save()
     write_lines(folder, make_interval, 1000, 2000, 3000)
     (folder / "summary.json").write_text('{"status": "completed", "error": null}')
     started = start(["writer", name, "--run", str(folder)])
@@ -91,6 +92,17 @@ def written_by(name: str, folder: Path, make_interval: Make, text: str) -> Deliv
     state = load_state(state_path(folder, name))
     assert state is not None
     return state
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="services are forked on Linux alone")
+def test_a_forked_process_does_at_its_end_what_libraries_have_asked_for(tmp_path: Path, make_interval: Make) -> None:
+    """wandb, for one, removes its temporary files."""
+    (tmp_path / "at_exit.py").write_text(
+        "import atexit, pathlib\natexit.register(pathlib.Path(__file__).with_name('done').touch)\ncall = print\n"
+    )
+    where = f"python_path: ['{tmp_path}']"
+    written_by("callbacks", tmp_path, make_interval, "writers: {callbacks: {functions: ['at_exit:call']}}", where)
+    assert (tmp_path / "done").exists()
 
 
 # ---------------------------------------------------------------- the supervisor, with fake processes

@@ -543,6 +543,11 @@ def test_a_missing_import_of_an_environment_is_told_from_a_missing_module(
     (tmp_path / "imports_nothing.py").write_text("import nunpy_of_a_test\n")
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "imports_beside.py").write_text("from . import other\n")
+    (tmp_path / "plain_of_a_test.py").write_text("")
+    with pytest.raises(
+        SettingsError, match=r"expected a module; write plain_of_a_test, the module, in place of plain_"
+    ):
+        make_pettingzoo("plain_of_a_test.Game")
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "of_a_test").mkdir()
     monkeypatch.chdir(tmp_path / "below")
@@ -706,7 +711,7 @@ def test_teams_and_groups_that_are_hardly_meant_are_noted_or_refused(
     make_pettingzoo("alike", teams="each")
     assert not capsys.readouterr().err
     make_pettingzoo("alike", teams="each", groups=True)
-    assert "groups have one agent each, because no team has more" in capsys.readouterr().err
+    assert "groups have one agent each, because no team has more (teams: each)" in capsys.readouterr().err
     make_pettingzoo("alike", teams="per_type")
     assert "per_type makes one team of the agents player_0, player_1, whose names" in capsys.readouterr().err
     with pytest.raises(
