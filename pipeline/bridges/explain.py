@@ -296,6 +296,23 @@ def is_pythons(module: ModuleType) -> bool:
     return within or module.__name__.partition(".")[0] in sys.stdlib_module_names
 
 
+def hidden_by(module: ModuleType) -> str:
+    """Returns the remedy where a module hides one of the author's that has its name; "" where it hides none."""
+    name, file = module.__name__.partition(".")[0], getattr(module, "__file__", None) or ""
+    if is_pythons(module):
+        return f"rename the module of yours, which Python's own {name} hides"
+    own = [folder / one for folder in _folders() for one in (name, f"{name}.py") if (folder / one).exists()]
+    is_other = bool(file and own) and not file.startswith(str(own[0].parent))
+    return f"rename {own[0]}, which {file} hides" if is_other else ""
+
+
+def _folders() -> list[Path]:
+    """Returns the folders in which modules are searched after the installed ones."""
+    installed = (_OWN, sys.prefix, sys.base_prefix)
+    found = [Path(one).resolve() for one in sys.path if one and not one.startswith(installed)]
+    return [one for one in found if str(one) not in _OWN]
+
+
 def not_imported(module: str, error: ImportError) -> tuple[str, str]:
     """Returns what is expected in place of a module that cannot be imported, and the remedy."""
     cause = error if error.name is not None or not isinstance(error.__cause__, ImportError) else error.__cause__
@@ -309,11 +326,10 @@ def not_imported(module: str, error: ImportError) -> tuple[str, str]:
     if "is not a package" in str(cause):
         above = module.rpartition(".")[0]
         return "a module", f"write {above}, the module, in place of {module}"
-    first, here, installed = module.partition(".")[0], Path.cwd(), (_OWN, sys.prefix, sys.base_prefix)
-    folders = [Path(one).resolve() for one in sys.path if one and not one.startswith(installed)]
+    first, here = module.partition(".")[0], Path.cwd()
     has_it = any((here / one).exists() for one in (first, f"{first}.py"))
     folder = f"give the folder {here}, which has {first}," if has_it else "correct the name, or give its folder"
-    listed = ", ".join(f"{one}{'' if one.is_dir() else ' (missing)'}" for one in folders if str(one) not in _OWN)
+    listed = ", ".join(f"{one}{'' if one.is_dir() else ' (missing)'}" for one in _folders())
     return (
         f"a module that is installed, beside the configuration, or in pipeline.python_path (searched: {listed})",
         f"{folder} as pipeline.python_path (without a configuration: --python-path)",

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from sparring.pipeline.bridges.explain import (
     attribute,
     flag,
-    is_pythons,
+    hidden_by,
     meant,
     naming_code,
     not_finite,
@@ -221,8 +221,8 @@ def _registration(env_id: str) -> str:
         return f"write {difflib.get_close_matches(env_id, others, n=1, cutoff=0)[0]}"
     if hasattr(found, "parallel_env") or hasattr(found, "env"):
         return f"write name: pettingzoo for the environment of the module {module or plain}"
-    if is_pythons(found):
-        return f"rename the module of yours, which Python's own {found.__name__} hides"
+    if hidden := hidden_by(found):
+        return hidden
     if found.__file__ is None:  # a folder without __init__.py
         return f"write {found.__name__}.MODULE:{plain} with the module in {found.__path__[0]} that registers it"
     return f"let {found.__file__} register it, by gymnasium.register(id={plain!r}, entry_point=...)"

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from sparring.pipeline.bridges.explain import (
     attribute,
     flag,
-    is_pythons,
+    hidden_by,
     meant,
     naming_code,
     not_imported,
@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from gymnasium import Space
     from pettingzoo import AECEnv, ParallelEnv
 
+_MANY = 20
+"""Agents that have won, from which on some must have lost."""
 _RESET = ("observations", "infos")
 _STEP = ("observations", "rewards", "terminations", "truncations", "infos")
 _LAST = ("observation", "reward", "terminated", "truncated", "info")
@@ -221,8 +223,7 @@ def _environment(env_id: str) -> Callable[..., Value]:
         return forms[0] if len(forms) == 1 else _parallel_or_not(*forms)
     others = registered_by(env_id)
     remedy = f"write name: gymnasium and env_id: {others[0]}" if others else "define it, or name another module"
-    if is_pythons(module):
-        remedy = "rename the module of yours, which one of Python's own with this name hides"
+    remedy = hidden_by(module) or remedy
     raise SettingsError(f"got module {env_id!r} without parallel_env() and env(); expected one of them; {remedy}")
 
 
@@ -311,6 +312,7 @@ class _PettingZooBase:
         ids = roles.ids(self._names)
         self._readers, self._writers, self._masked = _spaces(envs[0], self._names, ids, observe)
         self._is_new, self._is_late_noted = True, False
+        self._won, self._lost = 0, False
         self._teams = np.array([identity.team for identity in ids], np.int64)
         self._ids = dict(zip(self._names, map(str, ids), strict=True))
         self._name_of = {str(identity): identity.name for identity in ids}
@@ -474,15 +476,28 @@ class _PettingZooBase:
 
     def _ends(self, name: str, rows: Sequence[_Row]) -> Ends:
         agents, matches, seen, rewards, shared, _, interrupted = zip(*rows, strict=True)
+        outcomes = 0.5 + 0.5 * np.sign(np.add(rewards, shared)) if self._roles.outcomes else None
+        if outcomes is not None:
+            self._note_outcomes(outcomes)
         return ends(
             agents,
             self._rows(name, agents, seen),
             rewards=rewards,
             interrupted=interrupted,
             group_rewards=shared if self._roles.shared_reward else None,
-            outcomes=0.5 + 0.5 * np.sign(np.add(rewards, shared)) if self._roles.outcomes else None,
+            outcomes=outcomes,
             matches=matches if len(self._name_of) > 1 else None,
         )
+
+    def _note_outcomes(self, outcomes: Array) -> None:
+        """Notes once where many agents have won and none has lost."""
+        self._lost = self._lost or bool((outcomes == 0).any())
+        before, self._won = self._won, self._won + int(np.count_nonzero(outcomes == 1))
+        if before < _MANY <= self._won and not self._lost:
+            sys.stderr.write(
+                f"{NOTICE}{self._won} agents have won, and none has lost: the sign of an agent's last reward is its "
+                "outcome (option outcomes); give those who lose a negative one\n"
+            )
 
     def _group_ids(self, agents: NDArray[np.int64]) -> NDArray[np.int64]:
         area, index = np.divmod(agents, len(self._names))

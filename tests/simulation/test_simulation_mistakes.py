@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -408,6 +409,8 @@ def test_an_environment_under_the_other_bridge_or_without_its_module_has_the_rem
     for name, text in (("thermo", registers), ("empty_module", ""), ("turns_module", "env = print\n")):
         (tmp_path / f"{name}.py").write_text(text)
     (tmp_path / "folder_of_envs").mkdir()
+    (tmp_path / "yaml.py").write_text("")
+    importlib.import_module("yaml")  # an installed one is before it, as it is on the path of a run
     monkeypatch.syspath_prepend(tmp_path)
     for make, env_id, remedy in (
         (
@@ -425,7 +428,9 @@ def test_an_environment_under_the_other_bridge_or_without_its_module_has_the_rem
         (make_pettingzoo, "thermo", "write name: gymnasium and env_id: thermo:Thermo-v0"),
         (make_gymnasium, "wave:A-v0", "rename the module of yours, which Python's own wave hides"),
         (make_gymnasium, "test:A-v0", "rename the module of yours, which Python's own test hides"),
-        (make_pettingzoo, "wave", "rename the module of yours, which one of Python's own with this name hides"),
+        (make_pettingzoo, "wave", "rename the module of yours, which Python's own wave hides"),
+        (make_pettingzoo, "yaml", rf"rename {tmp_path}/yaml.py, which .*/yaml/__init__.py hides"),
+        (make_gymnasium, "yaml:A-v0", rf"rename {tmp_path}/yaml.py, which .*/yaml/__init__.py hides"),
         (make_pettingzoo, "empty_module", r"without parallel_env\(\) and env\(\); expected one of them; define it"),
     ):
         with pytest.raises(SettingsError, match=remedy):
@@ -718,6 +723,23 @@ def test_teams_and_groups_that_are_hardly_meant_are_noted_or_refused(
         SettingsError, match=r"makes one team of the agents player_0, player_1; expected teams that can"
     ):
         make_pettingzoo("alike", teams="per_type", outcomes=True)
+
+
+@pytest.mark.parametrize("loser", [0.0, -1.0])
+def test_outcomes_in_which_none_loses_are_noted_once(
+    loser: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def reward(env: Pair, *parts: Any) -> Any:
+        return (parts[0], {"a": 1.0, "b": loser}, *parts[2:]) if parts[2:] else parts
+
+    module = ModuleType("outcomes")
+    module.parallel_env = lambda **_: Pair(reward)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "outcomes", module)
+    game = make_pettingzoo("outcomes", teams="each", outcomes=True)
+    game.reset({}, 0)
+    for _ in range(100):
+        game.step({**chosen("outcomes?team=0", 0), **chosen("outcomes?team=1", 1)})
+    assert capsys.readouterr().err.count("20 agents have won, and none has lost") == (loser == 0)
 
 
 class Turns(AECEnv[str, Any, Any]):
