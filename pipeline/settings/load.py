@@ -135,7 +135,8 @@ def read_text(path: FilePath) -> str:
         return raw.decode("utf-8-sig")
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise SettingsError(f"got {path}: {reason}; expected a configuration file; check the path") from None
+        more = "" if path.suffix else f" (`sparring try {path}` tries an environment, which a configuration names)"
+        raise SettingsError(f"got {path}: {reason}; expected a configuration file; check the path{more}") from None
     except UnicodeDecodeError as error:
         raise SettingsError(f"got {path} with {error.reason}; expected text in UTF-8; save it as that") from None
 
