@@ -322,17 +322,19 @@ def not_imported(module: str, error: ImportError) -> tuple[str, str]:
     if cause.name is not None and not f"{module}.".startswith(f"{cause.name}."):
         name = cause.name.partition(".")[0]
         remedy = f"install {name}, correct the import, or give the folder that has {name} as pipeline.python_path"
+        if name == "gym":
+            remedy = "write import gymnasium as gym"
         return "a module whose imports are installed", remedy
     if "is not a package" in str(cause):
         above = module.rpartition(".")[0]
         return "a module", f"write {above}, the module, in place of {module}"
     first, here = module.partition(".")[0], Path.cwd()
     has_it = any((here / one).exists() for one in (first, f"{first}.py"))
-    folder = f"give the folder {here}, which has {first}," if has_it else "correct the name, or give its folder"
+    folder = f"[{here}], which has {first}" if has_it else "[FOLDER], the one that has it, or correct the name"
     listed = ", ".join(f"{one}{'' if one.is_dir() else ' (missing)'}" for one in _folders())
     return (
         f"a module that is installed, beside the configuration, or in pipeline.python_path (searched: {listed})",
-        f"{folder} as pipeline.python_path (without a configuration: --python-path)",
+        f"write pipeline.python_path: {folder} (without a configuration: --python-path)",
     )
 
 

@@ -110,13 +110,12 @@ class Teams:
             )
         if self.teams == "per_type" and is_one and len(agents) > 1:
             sys.stderr.write(f"{NOTICE}teams: per_type makes one team of {kinds}, whose names are of one type\n")
-        if self.groups and len(set(ids)) == len(ids):
-            rule = (
-                "; the type of an agent is its name without the number at its end" if self.teams == "per_type" else ""
-            )
-            sys.stderr.write(
-                f"{NOTICE}groups have one agent each, because no team has more (teams: {self.teams}{rule})\n"
-            )
+        are_single = len({one.team for one in ids}) == len(ids)
+        if are_single and self.teams == "per_type" and len(agents) > 2:
+            rule = "the type of an agent is its name without the number at its end, as red of red_0"
+            sys.stderr.write(f"{NOTICE}teams: per_type makes a team of each of {kinds}: {rule}\n")
+        elif are_single and self.groups:
+            sys.stderr.write(f"{NOTICE}groups have one agent each, because no team has more (teams: {self.teams})\n")
 
     def ids(self, agents: Sequence[str]) -> list[BehaviorId]:
         """Returns the behavior id of each agent."""
@@ -177,6 +176,8 @@ def make_pettingzoo(
         envs = make_areas(partial(make, **options), areas, classes, video)
     except TypeError as error:
         remedy = meant(options, make_pettingzoo) or "check the environment's documentation"
+        if "'render_mode'" in str(error):
+            remedy = "let the function that makes it take render_mode, which a video needs"
         raise SettingsError(
             f"got options {options} for {env_id!r}: {error}{place_of(error)}; expected its own; {remedy}"
         ) from error
@@ -207,6 +208,8 @@ def _environment(env_id: str) -> Callable[..., Value]:
             module = importlib.import_module(env_id)
     except ImportError as error:
         expected, remedy = not_imported(env_id, error)
+        if re.search(r"-v\d+$", env_id):
+            expected, remedy = "a module of PettingZoo", "write name: gymnasium for an id of Gymnasium"
         got = f"environment {env_id!r}: {error}{place_of(error)}"
         raise SettingsError(f"got {got}; expected {expected}; {remedy}") from error
     forms: list[Callable[..., Value]] = []

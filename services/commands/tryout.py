@@ -110,6 +110,10 @@ def run(args: argparse.Namespace) -> int:
     else:
         sys.path.extend([*args.python_path, str(Path.cwd())])
         name, texts = args.env, args.option
+        files = [one for one in (Path(name), Path(f"{name}.py")) if one.exists()]
+        if name in names() and files:
+            remedy = f"to try {files[0]}, rename it, or name it in a configuration"
+            say(f"{NOTICE}{name} is the built-in simulator; {remedy}\n")
         if name not in names():  # an id of Gymnasium has a version, or the module that registers it
             name = "pettingzoo" if re.fullmatch(r"[A-Za-z_][\w.]*", args.env) else "gymnasium"
             texts = [f"env_id={args.env}", *texts]

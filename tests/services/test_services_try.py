@@ -97,6 +97,16 @@ def test_try_knows_each_form_of_a_name(capsys: pytest.CaptureFixture[str]) -> No
     assert "No module named 'no_such_module'" in capsys.readouterr().err
 
 
+def test_file_with_the_name_of_a_built_in_simulator_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for noted in (0, 1):
+        assert main(["try", "tag", "--steps", "1"]) == 0
+        assert capsys.readouterr().err.count("tag is the built-in simulator; to try tag.py, rename it") == noted
+        (tmp_path / "tag.py").touch()
+
+
 def test_module_in_the_working_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environment(tmp_path, "board_w")
     monkeypatch.setattr("sys.path", [*sys.path])

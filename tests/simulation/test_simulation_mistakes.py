@@ -548,6 +548,15 @@ def test_a_missing_import_of_an_environment_is_told_from_a_missing_module(
     (tmp_path / "imports_nothing.py").write_text("import nunpy_of_a_test\n")
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "imports_beside.py").write_text("from . import other\n")
+    (tmp_path / "older.py").write_text("import gym\n")
+    with pytest.raises(
+        SettingsError, match=r"expected a module whose imports are installed; write import gymnasium as gym"
+    ):
+        make_gymnasium("older:A-v0")
+    with pytest.raises(
+        SettingsError, match=r"expected a module of PettingZoo; write name: gymnasium for an id of Gymn"
+    ):
+        make_pettingzoo("CartPole-v1")
     (tmp_path / "plain_of_a_test.py").write_text("")
     with pytest.raises(
         SettingsError, match=r"expected a module; write plain_of_a_test, the module, in place of plain_"
@@ -567,13 +576,13 @@ def test_a_missing_import_of_an_environment_is_told_from_a_missing_module(
         ):
             make(f"imports_beside{ending}")
         searched = (
-            rf"a module that is installed, .*\(searched: .*{tmp_path}.*\); correct the name, or give its folder as"
+            rf"a module that is installed, .*\(searched: .*{tmp_path}.*\); write pipeline.python_path: .FOLDER., the"
         )
         for env_id in ("nothing_of_a_test", "nothing_of_a_test.envs", "pettingzoo.classic.nothing_v3"):
             with pytest.raises(SettingsError, match=searched):
                 make(f"{env_id}{ending}")
         with pytest.raises(
-            SettingsError, match=rf"give the folder {tmp_path}/below, which has of_a_test, as pipeline.py"
+            SettingsError, match=rf"write pipeline.python_path: .{tmp_path}/below., which has of_a_test"
         ):
             make(f"of_a_test.envs{ending}")
 
