@@ -15,6 +15,7 @@ import atexit
 import gc
 import importlib
 import json
+import logging
 import os
 import runpy
 import select
@@ -359,13 +360,16 @@ def main(arguments: Sequence[str]) -> list[str]:
 
 
 def run(arguments: Sequence[str]) -> NoReturn:
-    """Runs a command and ends this process without taking its modules apart: that would copy all their memory."""
+    """Runs a command and ends this process without taking its modules apart: that would copy all their memory.
+
+    A writer ends as any process does, because modules of users may hold open files, and ask for work at their exit.
+    """
     sys.argv[1:] = arguments
     try:
         runpy.run_module("sparring", run_name="__main__", alter_sys=True)
     except SystemExit as end:
-        if isinstance(end.code, int):
-            atexit._run_exitfuncs()  # noqa: SLF001 (of libraries, which may remove files; one of logging closes it)
+        if isinstance(end.code, int) and arguments[0] != "writer":
+            logging.shutdown()
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(end.code)

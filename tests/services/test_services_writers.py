@@ -95,14 +95,16 @@ def written_by(name: str, folder: Path, make_interval: Make, text: str, pipeline
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="services are forked on Linux alone")
-def test_a_forked_process_does_at_its_end_what_libraries_have_asked_for(tmp_path: Path, make_interval: Make) -> None:
-    """wandb, for one, removes its temporary files."""
+def test_a_forked_writer_ends_as_any_process_does(tmp_path: Path, make_interval: Make) -> None:
+    """A user's module may hold open files; wandb, for one, removes its temporary files at its exit."""
     (tmp_path / "at_exit.py").write_text(
-        "import atexit, pathlib\natexit.register(pathlib.Path(__file__).with_name('done').touch)\ncall = print\n"
+        "import atexit, pathlib\nhere = pathlib.Path(__file__)\natexit.register(here.with_name('done').touch)\n"
+        "out = here.with_name('kinds').open('w')\n\ndef call(event):\n    out.write(event.kind + ' ')\n"
     )
     where = f"python_path: ['{tmp_path}']"
     written_by("callbacks", tmp_path, make_interval, "writers: {callbacks: {functions: ['at_exit:call']}}", where)
     assert (tmp_path / "done").exists()
+    assert (tmp_path / "kinds").read_text() == "interval interval interval end "
 
 
 # ---------------------------------------------------------------- the supervisor, with fake processes
