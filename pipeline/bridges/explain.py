@@ -330,11 +330,14 @@ def not_imported(module: str, error: ImportError) -> tuple[str, str]:
         return "a module", f"write {above}, the module, in place of {module}"
     first, here = module.partition(".")[0], Path.cwd()
     has_it = any((here / one).exists() for one in (first, f"{first}.py"))
-    folder = f"[{here}], which has {first}" if has_it else "[FOLDER], the one that has it, or correct the name"
+    remedy = "correct the name, or write pipeline.python_path: [FOLDER] with the folder that has it"
+    if has_it:
+        remedy = f"write pipeline.python_path: [{here}], which has {first}"
     listed = ", ".join(f"{one}{'' if one.is_dir() else ' (missing)'}" for one in _folders())
+    searched = f" (searched: {listed})" if listed else ""
     return (
-        f"a module that is installed, beside the configuration, or in pipeline.python_path (searched: {listed})",
-        f"write pipeline.python_path: {folder} (without a configuration: --python-path)",
+        f"a module that is installed, beside the configuration, or in pipeline.python_path{searched}",
+        f"{remedy} (without a configuration: --python-path)",
     )
 
 

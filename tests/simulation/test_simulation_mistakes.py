@@ -576,7 +576,7 @@ def test_a_missing_import_of_an_environment_is_told_from_a_missing_module(
         ):
             make(f"imports_beside{ending}")
         searched = (
-            rf"a module that is installed, .*\(searched: .*{tmp_path}.*\); write pipeline.python_path: .FOLDER., the"
+            rf"a module that is installed, .*\(searched: .*{tmp_path}.*\); correct the name, or write pipeline.pyth"
         )
         for env_id in ("nothing_of_a_test", "nothing_of_a_test.envs", "pettingzoo.classic.nothing_v3"):
             with pytest.raises(SettingsError, match=searched):
