@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator
@@ -280,13 +281,17 @@ def test_run_does_not_notice_writers_that_crash_hang_and_fail(tmp_path: Path) ->
     (tmp_path / "own_calls.py").write_text(
         "import importlib.util\ndef call(event):\n    assert importlib.util.find_spec('mlagents') is None\n"
     )
-    path = config(tmp_path, max_steps=20_000, num_epoch=10, count=1)  # slow enough for several intervals
+    path = config(tmp_path, max_steps=10**9, num_epoch=10, count=1)
     own = "keeper: {}, crash: {}, hang: {}, fail: {}, mlagents: {names: [own]}"
     text = f"  writer_limits: {{timeout_s: 10}}\nwriters: {{{own}, callbacks: {{functions: ['own_calls:call']}}}}\n"
     path.write_text(path.read_text() + text)
     training = Training(tmp_path, str(path), forked=False, tensorboard=True, environment={"PYTHONPATH": str(site)})
+    folder = training.directory
+    written = [folder / f"{name}.txt" for name in ("Crash", "Hang")]
+    training.wait_for(lambda _: all(one.exists() and one.read_text() for one in written))  # after their restarts
+    training.process.send_signal(signal.SIGINT)
     assert training.end() == 0, "\n".join(training.lines)
-    folder, console = training.directory, "\n".join(training.lines)
+    console = "\n".join(training.lines)
     steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert len(steps) > 1
 
