@@ -289,7 +289,7 @@ def traceback_of(error: BaseException) -> str:
     return "".join(before) + " ".join(last.split("\n")).rstrip() + f"{place_of(error)}\n"
 
 
-def is_pythons(module: ModuleType) -> bool:
+def _is_pythons(module: ModuleType) -> bool:
     """Returns whether a module is one of Python's own, which hides any other of its name."""
     file = getattr(module, "__file__", None) or ""
     within = file.startswith(_LIBRARIES[0]) and "-packages/" not in file  # `test`, which the names lack
@@ -299,7 +299,7 @@ def is_pythons(module: ModuleType) -> bool:
 def hidden_by(module: ModuleType) -> str:
     """Returns the remedy where a module hides one of the author's that has its name; "" where it hides none."""
     name, file = module.__name__.partition(".")[0], getattr(module, "__file__", None) or ""
-    if is_pythons(module):
+    if _is_pythons(module):
         return f"rename the module of yours, which Python's own {name} hides"
     own = [folder / one for folder in _folders() for one in (name, f"{name}.py") if (folder / one).exists()]
     is_other = bool(file and own) and not file.startswith(str(own[0].parent))

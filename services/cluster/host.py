@@ -66,6 +66,7 @@ TRY_S: Final = 20.0
 _LOOK_S: Final = 0.5
 _CLOSE_S: Final = 10.0
 _JOIN_S: Final = 300.0
+"""Seconds for Ray to start, or to connect to a cluster."""
 LAST_COPY_S: Final = 60.0
 """Seconds for copying what a part wrote last, once it has ended."""
 _SMALLEST: Final = {"CPU": 0.001}
@@ -348,7 +349,7 @@ def _join(address: str, options: Mapping[str, Any], left: threading.Event) -> No
             _keep_handler()
     except KeyboardInterrupt:
         if not joined.wait(_CLOSE_S):  # Ray holds a lock for as long, for which the exit of the interpreter would wait
-            threading.excepthook = lambda _: None  # of Ray's threads, which lose their head
+            threading.excepthook = lambda _: None  # of Ray's threads, whose head is ended
             end_strays((), _CLOSE_S)
             os._exit(128 + signal.SIGINT)
         raise
