@@ -18,7 +18,8 @@ from pettingzoo.utils.conversions import aec_to_parallel
 
 from sparring.pipeline.bridges.explain import NotFinite, flag, traceback_of
 from sparring.pipeline.bridges.gymnasium import GymnasiumGame, NativeGame, make_gymnasium
-from sparring.pipeline.bridges.pettingzoo import TurnGame, make_pettingzoo
+from sparring.pipeline.bridges.pettingzoo import make_pettingzoo
+from sparring.pipeline.bridges.pettingzoo.turns import TurnGame
 from sparring.pipeline.bridges.spaces import Actions, Observations, forbidden_choices, note_unread_masks, read_wrappers
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.simulator import BehaviorActions
