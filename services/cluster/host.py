@@ -3,37 +3,26 @@
 consumes       what agents report: the end of a part, its files
 produces       placement groups and agents; Endpoints on the topic "supervisor"; copies of logs and checkpoints
 waits for      places, answers of agents and of the cluster's head
-unblocked by   these, or a deadline of its own: calls into Ray may hang (`CALL_S`, `LOST_S`, `HEAD_S`)
+unblocked by   these, or a deadline of its own: calls into Ray may hang (`CALL_S`, `LOST_S`)
 
     train ---- Cluster ---- Agent (Ray actor) ---- `sparring service ...` or a simulator
                  |            one for each part of the run
               ClusterHost: the supervisor starts parts here, as it does on one machine
 """
 
-import asyncio
-import logging
-import math
-import os
-import signal
-import socket
-import threading
+from __future__ import annotations
+
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.to_thread
-import ray
-import ray.autoscaler.sdk
 from anyio.abc import TaskGroup
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
-from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-import sparring
 from sparring.pipeline.coordination.opponents import OPPONENTS_FILE
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.learning.checkpoints import CheckpointFolder, initial_folder
@@ -42,420 +31,23 @@ from sparring.pipeline.messages.state import Endpoints
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.queues.interface import Publisher
 from sparring.pipeline.queues.zmq import ZmqTransport
-from sparring.pipeline.settings import Settings
 from sparring.pipeline.simulation.replays import FOLDER_VARIABLE
-from sparring.services.cluster.agent import CHUNK, Agent, address_of
+from sparring.services.cluster.agent import CHUNK
+from sparring.services.cluster.calls import LOOK_S, RemoteAgent, first_line
 from sparring.services.cluster.mirror import Mirror
-from sparring.services.cluster.placement import Unit, described, lacking, stepping_processes, total, units_of
-from sparring.services.process.encryption import KEYS_VARIABLE, service_key
+from sparring.services.process.encryption import KEYS_VARIABLE
 from sparring.services.process.hosting import SPARRING, HostedService
-from sparring.services.process.lifeline import end_strays
-from sparring.services.process.runtime import SUPERVISOR
-from sparring.services.supervision.hosts import Host, Plan, Processes
-from sparring.services.supervision.ports import Ports, endpoint
+from sparring.services.supervision.hosts import Plan, Processes
+from sparring.services.supervision.ports import endpoint
 from sparring.services.supervision.topology import RUN_FILE, ServicePlan, SimulatorPlan, Topology, simulator_plans
 
-CALL_S: Final = 10.0
-"""Seconds for an answer of an agent."""
+if TYPE_CHECKING:
+    from sparring.services.cluster.places import Cluster
+
 LOST_S: Final = 25.0
 """Seconds without an answer after which a part is lost with its node; its agent has ended it by then (`SILENT_S`)."""
-HEAD_S: Final = 20.0
-"""Seconds without an answer of the cluster's head after which the run ends, while the other nodes still work."""
-TRY_S: Final = 20.0
-"""Seconds for the start of an agent, before another is tried: the node may be dying."""
-_LOOK_S: Final = 0.5
-_CLOSE_S: Final = 10.0
-_JOIN_S: Final = 300.0
-"""Seconds for Ray to start, or to connect to a cluster."""
 LAST_COPY_S: Final = 60.0
 """Seconds for copying what a part wrote last, once it has ended."""
-_SMALLEST: Final = {"CPU": 0.001}
-"""A bundle needs some resource."""
-
-
-@dataclass(kw_only=True)
-class RemoteAgent:
-    """An agent on a node.
-
-    Attributes:
-        actor: its Ray actor.
-        part: that it owns.
-        address: IP address of its node.
-        folder: of the part there.
-        fresh: it has got no files yet.
-    """
-
-    actor: Any
-    part: str
-    address: str
-    folder: str
-    fresh: bool = True
-
-    async def call(self, method: str, *arguments: object, **options: object) -> Any:
-        """Calls a method of the agent.
-
-        Raises:
-            TimeoutError: no answer in `CALL_S`.
-            RayError: the agent failed, or its node is away.
-        """
-        with anyio.fail_after(CALL_S):
-            return await getattr(self.actor, method).remote(*arguments, **options)
-
-    def tell(self, method: str) -> None:
-        """Calls a method of the agent without waiting for its end."""
-        with suppress(RayError):
-            getattr(self.actor, method).remote()
-
-
-@dataclass
-class Cluster:
-    """A connection to a Ray cluster, and the agents of one run there.
-
-    Attributes:
-        settings: of the run, with the number of stepping processes that the cluster has room for.
-        address: IP address at which the nodes reach this machine.
-        units: of the run.
-        node_address: IP address of all nodes, where they are this machine alone; "" for their own.
-        agents: by part; without those whose node was lost.
-    """
-
-    settings: Settings
-    address: str
-    units: list[Unit]
-    node_address: str = ""
-    agents: dict[str, RemoteAgent] = field(default_factory=dict)
-    _places: dict[str, tuple[Any, int]] = field(default_factory=dict)  # by part, placement group and bundle
-
-    @property
-    def parts(self) -> list[str]:
-        """Returns the names of all parts that run on nodes."""
-        return [part for unit in self.units for part in unit.parts]
-
-    def described(self) -> Iterator[str]:
-        """Describes what would run where, line by line."""
-        yield "coordination, monitor: here"
-        for unit in self.units:
-            where = "one node, which no other stepping process shares" if unit.apart else "one node"
-            yield f"{', '.join(unit.parts)}: on {where} with {described(unit.bundle)}"
-        if self.settings.unnamed is not None:
-            each = described(self.settings.pipeline.placement.learning.bundle)
-            yield f"learners of behaviors that simulators name: each on one node with {each}, once it is named"
-        for node in _alive():
-            yield f"node {node['NodeManagerAddress']}: {described(node['Resources'])}"
-
-    def place_all(self) -> Ports:
-        """Places all parts; returns what finds their ports. Raises as `open`."""
-        anyio.run(self.open)
-        return ClusterPorts(self)
-
-    async def open(self) -> None:
-        """Reserves the places of all parts and starts their agents.
-
-        Raises:
-            SettingsError: something does not fit, or a node cannot run a part.
-        """
-        placement = self.settings.pipeline.placement
-        spread = "STRICT_SPREAD" if placement.stepping.per == "node" else placement.strategy
-        stepping = [unit for unit in self.units if unit.name.startswith("stepping-")]
-        others = [unit for unit in self.units if unit not in stepping]
-        for units, strategy in ((stepping, spread), (others, placement.strategy)):
-            try:
-                group = placement_group([dict(unit.bundle) or _SMALLEST for unit in units], strategy=strategy)
-            except ValueError as error:
-                raise SettingsError(f"got pipeline.placement, which Ray refuses: {_first_line(error)}") from error
-            self._places |= {part: (group, index) for index, unit in enumerate(units) for part in unit.parts}
-        groups = list({id(group): group for group, _ in self._places.values()}.values())
-        with anyio.move_on_after(placement.timeout_s) as scope:
-            for group in groups:
-                while (await _ask(partial(placement_group_table, group)))["state"] != "CREATED":  # noqa: ASYNC110
-                    await anyio.sleep(0.1)
-        if scope.cancelled_caught:
-            raise SettingsError(
-                f"got no places for the run in {placement.timeout_s:g} s; expected "
-                f"{described(total(unit.bundle for unit in self.units))} free; others use the cluster: free are "
-                f"{described(ray.available_resources())}; wait for them, add nodes, or lower pipeline.placement"
-            )
-        try:
-            async with anyio.create_task_group() as tasks:
-                for part in self.parts:
-                    tasks.start_soon(self.place, part)
-        except* SettingsError as errors:
-            raise errors.exceptions[0] from None
-        except* OSError as errors:
-            raise SettingsError(str(errors.exceptions[0])) from None
-
-    async def add_learner(self, part: str) -> None:
-        """Asks for a place for a learner whose behavior a simulator has named; `place` waits for it."""
-        bundle = self.settings.pipeline.placement.learning.bundle
-        unit = Unit(parts={part: {} if self.node_address else bundle})  # this machine alone has room for any number
-        self._places[part] = await _ask(partial(placement_group, [dict(unit.bundle) or _SMALLEST])), 0
-        self.units.append(unit)
-
-    async def place(self, part: str) -> RemoteAgent:
-        """Starts an agent for a part, on a node that has its place.
-
-        Raises:
-            OSError: no node has had one for `pipeline.placement.timeout_s`.
-            SettingsError: its node cannot run it.
-        """
-        own = next(unit.parts[part] for unit in self.units if part in unit.parts)
-        group, index = self._places[part]
-        options = {
-            "num_cpus": own.get("CPU", 0),
-            "num_gpus": own.get("GPU", 0),
-            "resources": {name: amount for name, amount in own.items() if name not in ("CPU", "GPU")},
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
-            "max_concurrency": 4,
-        }
-        make = ray.remote(Agent).options(**options).remote
-        limit_s, cause = self.settings.pipeline.placement.timeout_s, "nothing answered"
-        with anyio.move_on_after(limit_s):
-            while True:
-                actor = None
-                try:
-                    with anyio.fail_after(TRY_S):
-                        actor = await _ask(partial(make, part, self.node_address, self.settings.pipeline.interface))
-                        found = await actor.describe.remote()
-                except (RayError, TimeoutError) as error:
-                    if actor is not None:
-                        with suppress(RayError):
-                            ray.kill(actor)
-                    _refuse(str(error))
-                    cause = _first_line(error) or cause
-                    await anyio.sleep(1.0)
-                else:
-                    self._check(found)
-                    agent = RemoteAgent(actor=actor, part=part, address=found["address"], folder=found["folder"])
-                    self.agents[part] = agent
-                    return agent
-        needs = described(own) if own else "a node"
-        raise OSError(f"got no node for {part} in {limit_s:g} s ({cause}); expected one with {needs} free")
-
-    def _check(self, found: Mapping[str, str]) -> None:
-        own = sparring.__version__
-        if found["version"] != own:
-            raise SettingsError(
-                f"got sparring {found['version']} on the node {found['address']}; expected {own}, as here; install it"
-            )
-
-    def forget(self, agent: RemoteAgent) -> None:
-        """Removes an agent whose node was lost, so that its part is placed again."""
-        if self.agents.get(agent.part) is agent:
-            del self.agents[agent.part]
-        with suppress(RayError):
-            ray.kill(agent.actor)
-
-    async def host(self, topology: Topology, here: Processes, transport: ZmqTransport, tasks: TaskGroup) -> Host:
-        """Returns what starts the parts of a run, as `HostElsewhere` describes."""
-        topic, key = await transport.publisher(SUPERVISOR), service_key(topology.run)
-        return ClusterHost(topology, self, here, transport, topic, tasks, key or "")
-
-    async def watch(self, fail: Callable[[str], None]) -> None:
-        """Calls `fail` once the head of the cluster has not answered for `HEAD_S`."""
-        answered = time.monotonic()
-        while True:
-            with anyio.move_on_after(CALL_S / 2) as scope:
-                try:
-                    await _ask(ray.nodes)
-                except Exception:
-                    await anyio.sleep(_LOOK_S)
-                else:
-                    answered = time.monotonic()
-            if not scope.cancelled_caught:
-                await anyio.sleep(_LOOK_S)
-            if time.monotonic() - answered > HEAD_S:
-                fail(f"the head of the cluster has not answered for {HEAD_S:g} s")
-                return
-
-    def close(self) -> None:
-        """Ends all agents and frees their places."""
-        ended = [agent.actor.close.remote() for agent in self.agents.values()]  # which removes its folder
-        if ended:
-            with suppress(RayError):
-                ray.wait(ended, num_returns=len(ended), timeout=_CLOSE_S / 2)
-        for agent in self.agents.values():
-            with suppress(RayError):
-                ray.kill(agent.actor)
-        for group in {id(group): group for group, _ in self._places.values()}.values():
-            with suppress(RayError):
-                remove_placement_group(group)
-
-
-@contextmanager
-def connected(address: str | None, settings: Settings) -> Iterator[Cluster]:
-    """Connects to a cluster, and plans the run there.
-
-    Args:
-        address: of its head, as "10.0.0.1:6379"; "" or None for that which the environment names (`RAY_ADDRESS`), or
-            else for a cluster of this machine alone that ends with the run.
-        settings: of the run.
-
-    Raises:
-        SettingsError: no cluster answers there, or something has no room on any node.
-    """
-    address = address or os.environ.get("RAY_ADDRESS") or "local"
-    if address.startswith("ray://"):
-        raise SettingsError(
-            f"got --ray {address}; expected an address of the cluster itself, because the run must be started on one "
-            "of its nodes; run it there, for example by `ray job submit`, with --ray auto"
-        )
-    _refuse_silence(address)
-    for name in ("ray", "ray._private.worker"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # what matters of it is told in terms of the run
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
-    if address == "local":
-        wanted = total(unit.bundle for unit in units_of(settings, settings.pipeline.stepping_processes))
-        cores = max(os.cpu_count() or 1, math.floor(wanted.get("CPU", 0)) + 1)  # room for learners that are added
-        options |= {"num_cpus": cores, "include_dashboard": False}
-    cluster, left = None, threading.Event()
-    try:
-        _join(address, options, left)
-        cluster = _planned(settings, "127.0.0.1" if address == "local" else "")
-        yield cluster
-    finally:
-        if cluster is not None:
-            _bounded(cluster.close)
-        if settings.pipeline.placement.wait_s:
-            _bounded(lambda: ray.autoscaler.sdk.request_resources(bundles=[]))
-        _bounded(ray.shutdown)
-        left.set()
-
-
-def _join(address: str, options: Mapping[str, Any], left: threading.Event) -> None:
-    """Connects this process to a cluster, in a thread.
-
-    In the main one Ray would handle SIGTERM, by an exception that its own code swallows at times. The thread lives
-    until `left` is set, because the processes that Ray starts end with it.
-
-    Raises:
-        SettingsError: no cluster can be used there.
-    """
-    failures: list[BaseException] = [TimeoutError(f"no answer in {_JOIN_S:g} s")]
-    joined = threading.Event()
-
-    def join() -> None:
-        try:
-            ray.init(address, **options)
-            failures.clear()
-        except (Exception, SystemExit) as error:
-            failures[:] = [error]
-        joined.set()
-        left.wait()
-
-    deadline = time.monotonic() + _JOIN_S
-    threading.Thread(target=join, daemon=True).start()
-    try:
-        while not joined.wait(_LOOK_S / 10) and time.monotonic() < deadline:
-            _keep_handler()
-    except KeyboardInterrupt:
-        if not joined.wait(_CLOSE_S):  # Ray holds a lock for as long, for which the exit of the interpreter would wait
-            threading.excepthook = lambda _: None  # of Ray's threads, whose head is ended
-            end_strays((), _CLOSE_S)
-            os._exit(128 + signal.SIGINT)
-        raise
-    _keep_handler()
-    if failures:
-        raise SettingsError(
-            f"got --ray {address}, where no cluster can be used ({_first_line(failures[0])}); expected one with the "
-            "same versions of Ray and Python; start it with `ray start --head`, or correct the address"
-        ) from failures[0]
-
-
-def _keep_handler() -> None:
-    """Installs Python's handler of SIGTERM again, in place of one that a library of Ray has installed below it."""
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
-
-
-def _refuse_silence(address: str) -> None:
-    """Raises a SettingsError where nothing listens at an address: Ray would try for minutes."""
-    from ray._private.utils import read_ray_address  # what `auto` means
-
-    where = read_ray_address() if address == "auto" else address
-    host, _, port = (where or "").rpartition(":")
-    if address == "local" or (address == "auto" and not host):  # Ray says itself that there is none
-        return
-    try:
-        if not port.isdecimal():
-            raise OSError("no port")
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CALL_S).close()
-    except (OSError, OverflowError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise SettingsError(
-            f"got --ray {address}, where no cluster answers ({why}); expected HOST:PORT of a head; start it with "
-            "`ray start --head`, or correct the address"
-        ) from error
-
-
-def _planned(settings: Settings, node_address: str) -> Cluster:
-    """Plans the run on the cluster, for whose growth it waits up to `pipeline.placement.wait_s`."""
-    placement = settings.pipeline.placement
-    deadline = time.monotonic() + placement.wait_s
-    while True:
-        nodes = {node["NodeManagerAddress"] + " " + node["NodeID"][:6]: node["Resources"] for node in _alive()}
-        count = stepping_processes(settings, list(nodes.values()))
-        units = units_of(settings, count)
-        if not (left := lacking(units, list(nodes.values()))):
-            break
-        if time.monotonic() >= deadline:
-            needs = "; ".join(f"{unit.name} needs {described(unit.bundle)}" for unit in left)
-            has = "; ".join(f"{name}: {described(amounts)}" for name, amounts in nodes.items()) or "no node"
-            raise SettingsError(
-                f"got a cluster without room for {', '.join(unit.name for unit in left)} ({needs}); expected nodes "
-                f"with it beside all else; it has {has}; add nodes, lower pipeline.placement, or let "
-                "pipeline.placement.wait_s give an autoscaler time"
-            )
-        # It counts until another request, which `connected` makes at the end.
-        ray.autoscaler.sdk.request_resources(bundles=[dict(unit.bundle) or _SMALLEST for unit in units])
-        time.sleep(1.0)
-    pipeline = settings.pipeline.model_copy(update={"stepping_processes": count})
-    address = address_of(settings.pipeline.interface, node_address or str(ray.util.get_node_ip_address()))
-    return Cluster(settings.model_copy(update={"pipeline": pipeline}), address, units, node_address)
-
-
-def _alive() -> list[dict[str, Any]]:
-    return [node for node in ray.nodes() if node["Alive"]]
-
-
-# ---------------------------------------------------------------- ports
-
-
-class ClusterPorts(Ports):
-    """Finds the ports of a run on the nodes where its parts are placed.
-
-    Args:
-        cluster: whose agents run.
-    """
-
-    def __init__(self, cluster: Cluster) -> None:
-        super().__init__()
-        self._cluster = cluster
-
-    def endpoint(self, service: str, number: int) -> str:
-        """Returns an endpoint at which a service can listen for others."""
-        del number
-        agent = self._cluster.agents.get(service)
-        if agent is None:
-            return endpoint(self._cluster.address, self.find(self._cluster.address))
-        return endpoint(agent.address, _reserved(agent, here=False))
-
-    def address(self, service: str, host: str, port: int) -> str:
-        """Returns the address at which a stepping process listens for simulators: those of its node by default."""
-        agent = self._cluster.agents[service]
-        if "address" in self._cluster.settings.pipeline.model_fields_set:
-            return endpoint(host, port or _reserved(agent, here=False))
-        return endpoint("127.0.0.1", _reserved(agent, here=True))
-
-
-def _reserved(agent: RemoteAgent, *, here: bool) -> int:
-    try:
-        return int(ray.get(agent.actor.reserve.remote(0, here=here), timeout=CALL_S))
-    except RayError as error:
-        raise SettingsError(
-            f"got no answer of the node {agent.address} for {agent.part} ({_first_line(error)}); start the run again"
-        ) from error
-
-
-# ---------------------------------------------------------------- the host
 
 
 @dataclass
@@ -511,11 +103,11 @@ class RemotePart:
                 except (RayError, TimeoutError) as error:
                     gone = isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError)
                     if gone or time.monotonic() - self._heard > LOST_S:
-                        self._failure = f"its node {self.agent.address} was lost: {_first_line(error)}"
+                        self._failure = f"its node {self.agent.address} was lost: {first_line(error)}"
                         lost(self.agent)
                         return
-                    log.info("no_answer", part=self.agent.part, error=_first_line(error))
-                    await anyio.sleep(_LOOK_S)
+                    log.info("no_answer", part=self.agent.part, error=first_line(error))
+                    await anyio.sleep(LOOK_S)
         finally:
             self._ended.set()
 
@@ -579,7 +171,7 @@ class ClusterHost:
                 if (placed := self.cluster.agents.get(plan.name)) is not None:
                     self.cluster.forget(placed)
                 if time.monotonic() - began > 2 * self.cluster.settings.pipeline.placement.timeout_s:
-                    raise OSError(f"{plan.name} was started on no node: {_first_line(error)}") from error
+                    raise OSError(f"{plan.name} was started on no node: {first_line(error)}") from error
 
     async def adopt(self, topology: Topology) -> None:
         """Takes over a topology with more parts, and sends its file to the services that run."""
@@ -656,49 +248,3 @@ class ClusterHost:
             while (content := await anyio.to_thread.run_sync(file.read, CHUNK)) or not more:
                 await agent.call("write", name, content, more=more)
                 more = True
-
-
-# ---------------------------------------------------------------- small helpers
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
-def _refuse(text: str) -> None:
-    """Raises a SettingsError for an error of an agent that another try would repeat."""
-    for sign, remedy in (
-        ("No module named 'sparring", "install sparring on every node, in the Python that runs Ray there"),
-        ("got pipeline.interface", ""),
-    ):
-        line = next((line.strip() for line in text.splitlines() if sign in line), None)
-        if line is not None:
-            raise SettingsError(f"{line}; {remedy}" if remedy else line[line.index(sign) :])
-
-
-async def _ask(work: Callable[[], Any]) -> Any:
-    """Calls into Ray in a thread of its own, which may hang without holding up anything, the end included."""
-    done, loop = anyio.Event(), asyncio.get_running_loop()
-    answers: list[tuple[Any, Exception | None]] = []
-
-    def call() -> None:
-        try:
-            answers.append((work(), None))
-        except Exception as error:
-            answers.append((None, error))
-        with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(done.set)
-
-    threading.Thread(target=call, daemon=True).start()
-    await done.wait()
-    answer, failure = answers[0]
-    if failure is not None:
-        raise failure
-    return answer
-
-
-def _bounded(work: Callable[[], None]) -> None:
-    """Works in a thread, for `_CLOSE_S` at most: without its head, Ray may not answer any more."""
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(_CLOSE_S)

@@ -15,7 +15,7 @@ from sparring.pipeline.files import Json, regular
 
 if TYPE_CHECKING:  # a page needs no settings, which take memory
     from sparring.pipeline.settings import Settings
-    from sparring.services.cluster.host import Cluster
+    from sparring.services.cluster.places import Cluster
 
 RESULTS: Final = Path("results")
 _MOST: Final = 1e9
@@ -79,13 +79,13 @@ def add_ray(parser: argparse.ArgumentParser) -> None:
 
 
 def connect(address: str, settings: Settings) -> AbstractContextManager[Cluster]:
-    """Connects to a Ray cluster, as `services/cluster/host.py` describes.
+    """Connects to a Ray cluster, as `services/cluster/joining.py` describes.
 
     Raises:
         SettingsError: Ray is not installed.
     """
     try:
-        from sparring.services.cluster.host import connected
+        from sparring.services.cluster.joining import connected
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise
