@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from sparring.pipeline.bridges.actions import Actions, note_unread_masks
 from sparring.pipeline.bridges.explain import (
     attribute,
     flag,
@@ -32,19 +33,9 @@ from sparring.pipeline.bridges.explain import (
     returned,
     shown,
 )
-from sparring.pipeline.bridges.spaces import (
-    MASK,
-    Actions,
-    Observations,
-    Option,
-    Value,
-    check_images,
-    import_optional,
-    kept,
-    note_unread_masks,
-    read_wrappers,
-    registered_by,
-)
+from sparring.pipeline.bridges.making import import_optional, read_wrappers, registered_by
+from sparring.pipeline.bridges.observations import Observations, check_images
+from sparring.pipeline.bridges.spaces import MASK, Option, Value, kept
 from sparring.pipeline.bridges.video import make_areas
 from sparring.pipeline.errors import NOTICE, SettingsError
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends

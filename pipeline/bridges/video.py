@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from sparring.pipeline.bridges.explain import say, shown
-from sparring.pipeline.bridges.spaces import Value, import_optional
+from sparring.pipeline.bridges.making import import_optional
+from sparring.pipeline.bridges.spaces import Value
 from sparring.pipeline.errors import NOTICE, SettingsError
 from sparring.pipeline.files import write_atomically
 

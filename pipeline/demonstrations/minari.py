@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from sparring.pipeline.bridges.spaces import Actions, Observations, import_optional
+from sparring.pipeline.bridges.actions import Actions
+from sparring.pipeline.bridges.making import import_optional
+from sparring.pipeline.bridges.observations import Observations
 from sparring.pipeline.demonstrations.episodes import Arrays, Recording, RecordingError, stacked
 from sparring.pipeline.errors import described
 from sparring.pipeline.specs import Array, BehaviorSpec

@@ -9,8 +9,10 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import DTypeLike
 
+from sparring.pipeline.bridges.actions import Actions, forbidden_choices
 from sparring.pipeline.bridges.explain import not_finite, shown
-from sparring.pipeline.bridges.spaces import Actions, Observations, forbidden_choices, numbers
+from sparring.pipeline.bridges.observations import Observations
+from sparring.pipeline.bridges.spaces import numbers
 from sparring.pipeline.errors import SettingsError, install_command
 from sparring.pipeline.specs import Array, BehaviorSpec, Flags, Floats, read_spec
 from sparring.services.api.arguments import checked

@@ -13,8 +13,9 @@ import pytest
 from gymnasium import spaces
 
 import sparring
+from sparring.pipeline.bridges.actions import Actions
 from sparring.pipeline.bridges.explain import NotFinite
-from sparring.pipeline.bridges.spaces import Actions, Observations
+from sparring.pipeline.bridges.observations import Observations
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.export import layout
 from sparring.pipeline.export.layout import random_inputs, trained_policy

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from sparring.pipeline.bridges.actions import Actions, forbidden_choices
 from sparring.pipeline.bridges.gymnasium import GymnasiumGame, NativeGame, make_gymnasium
-from sparring.pipeline.bridges.spaces import Actions, Observations, forbidden_choices
+from sparring.pipeline.bridges.observations import Observations
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions
 from sparring.pipeline.specs import ActionSpec, SpecError

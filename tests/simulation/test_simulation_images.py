@@ -14,10 +14,12 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
 from sparring.pipeline.bridges.gymnasium import GymnasiumGame, make_gymnasium
+from sparring.pipeline.bridges.making import read_wrappers
+from sparring.pipeline.bridges.observations import Observations
 from sparring.pipeline.bridges.pettingzoo import make_pettingzoo
 from sparring.pipeline.bridges.pettingzoo.parallel import ParallelGame
 from sparring.pipeline.bridges.pettingzoo.turns import TurnGame
-from sparring.pipeline.bridges.spaces import Observations, Value, read_wrappers
+from sparring.pipeline.bridges.spaces import Value
 from sparring.pipeline.bridges.video import MOST_FRAMES, Video
 from sparring.pipeline.errors import SettingsError
 

@@ -16,11 +16,13 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils.conversions import aec_to_parallel
 
+from sparring.pipeline.bridges.actions import Actions, forbidden_choices, note_unread_masks
 from sparring.pipeline.bridges.explain import NotFinite, flag, traceback_of
 from sparring.pipeline.bridges.gymnasium import GymnasiumGame, NativeGame, make_gymnasium
+from sparring.pipeline.bridges.making import read_wrappers
+from sparring.pipeline.bridges.observations import Observations
 from sparring.pipeline.bridges.pettingzoo import make_pettingzoo
 from sparring.pipeline.bridges.pettingzoo.turns import TurnGame
-from sparring.pipeline.bridges.spaces import Actions, Observations, forbidden_choices, note_unread_masks, read_wrappers
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.simulator import BehaviorActions
 from sparring.pipeline.specs import ActionSpec, ObservationSpec, SpecError

@@ -14,7 +14,7 @@ import pytest
 from gymnasium.wrappers import TimeLimit, TransformObservation
 
 from sparring.pipeline.bridges.gymnasium import GymnasiumGame, NativeGame, make_gymnasium
-from sparring.pipeline.bridges.spaces import Observations
+from sparring.pipeline.bridges.observations import Observations
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.simulator import BehaviorActions
 from sparring.pipeline.specs import SpecError

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from sparring.pipeline.bridges.actions import Actions
 from sparring.pipeline.bridges.explain import attribute, place_of, shown
-from sparring.pipeline.bridges.spaces import MASK, Actions, Observations, Value
+from sparring.pipeline.bridges.observations import Observations
+from sparring.pipeline.bridges.spaces import MASK, Value
 from sparring.pipeline.specs import BehaviorId, SpecError
 
 if TYPE_CHECKING:

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sparring.pipeline.bridges.actions import note_unread_masks
 from sparring.pipeline.bridges.explain import attribute, naming_code, shown
+from sparring.pipeline.bridges.observations import Observations
 from sparring.pipeline.bridges.pettingzoo.agents import names_of, spaces_of
 from sparring.pipeline.bridges.pettingzoo.teams import Teams
-from sparring.pipeline.bridges.spaces import MASK, Observations, Value, kept, note_unread_masks
+from sparring.pipeline.bridges.spaces import MASK, Value, kept
 from sparring.pipeline.errors import NOTICE
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
 from sparring.pipeline.simulation.game import decisions, ends

@@ -11,18 +11,12 @@ from functools import partial
 from pathlib import Path
 
 from sparring.pipeline.bridges.explain import hidden_by, meant, not_imported, place_of, shown
+from sparring.pipeline.bridges.making import import_optional, read_wrappers, registered_by
+from sparring.pipeline.bridges.observations import Observations, check_images
 from sparring.pipeline.bridges.pettingzoo.parallel import ParallelGame
 from sparring.pipeline.bridges.pettingzoo.teams import Teams
 from sparring.pipeline.bridges.pettingzoo.turns import TurnGame
-from sparring.pipeline.bridges.spaces import (
-    Observations,
-    Option,
-    Value,
-    check_images,
-    import_optional,
-    read_wrappers,
-    registered_by,
-)
+from sparring.pipeline.bridges.spaces import Option, Value
 from sparring.pipeline.bridges.video import make_areas
 from sparring.pipeline.errors import NOTICE, SettingsError
 

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from sparring.pipeline.bridges.explain import flag, number, returned, shown
+from sparring.pipeline.bridges.making import import_optional
 from sparring.pipeline.bridges.pettingzoo.agents import names_of, present_agents
 from sparring.pipeline.bridges.pettingzoo.game import Area, PettingZooGame
-from sparring.pipeline.bridges.spaces import MASK, Value, import_optional
+from sparring.pipeline.bridges.spaces import MASK, Value
 from sparring.pipeline.specs import SpecError
 
 _RESET = ("observations", "infos")
