@@ -1063,7 +1063,7 @@ def test_the_traceback_of_an_error_of_sparring_is_whole() -> None:
     with pytest.raises(AttributeError) as caught:
         read_wrappers(None)  # type: ignore[arg-type]
     caught.value.__traceback__ = caught.tb.tb_next
-    assert "spaces.py" in traceback_of(caught.value)
+    assert "making.py" in traceback_of(caught.value)
 
 
 @pytest.mark.parametrize("value", [[False], np.array([False]), np.array(0.0), np.False_, 0])
