@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import math
@@ -18,7 +19,7 @@ import numpy as np
 
 import sparring
 from sparring.pipeline import plugins
-from sparring.pipeline.errors import ExplainedError, SparringError, described, did_you_mean
+from sparring.pipeline.errors import NOTICE, ExplainedError, SparringError, described, did_you_mean
 from sparring.pipeline.specs import SpecError
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from sparring.pipeline.bridges.spaces import Value
 
 _LARGEST: Final = float(np.finfo(np.float32).max)
+_ALIKE: Final = 0.85
+"""How alike two words are, from 0 to 1, of which one is hardly another name."""
 _OWN: Final = str(Path(sparring.__file__).parent)
 _LIBRARIES: Final = (sysconfig.get_path("stdlib"), "<frozen")
 _API: Final = ("/gymnasium/", "/pettingzoo/")
@@ -196,6 +199,14 @@ def meant(options: Iterable[str], bridge: Callable[..., object]) -> str | None:
     """Returns the question whether an option of a bridge itself is meant by one of those of an environment."""
     known = inspect.signature(bridge).parameters
     return next((hint for one in options if (hint := did_you_mean(one, known)) is not None), None)
+
+
+def note_meant(options: Iterable[str], bridge: Callable[..., object]) -> None:
+    """Notes on standard error which options, that an environment has taken, look like those of the bridge itself."""
+    known = inspect.signature(bridge).parameters
+    for one in options:
+        for near in difflib.get_close_matches(one, known, n=1, cutoff=_ALIKE):
+            sys.stderr.write(f"{NOTICE}the option {one} is given to the environment; did you mean {near}?\n")
 
 
 def wrong_value(name: str, value: Value, space: Space[Value], whose: str | None, *, is_found: bool) -> SpecError:

@@ -28,6 +28,7 @@ from sparring.pipeline.bridges.explain import (
     naming_code,
     not_finite,
     not_imported,
+    note_meant,
     number,
     place_of,
     returned,
@@ -116,6 +117,7 @@ def make_gymnasium(
                 if (found := attribute(vector, "num_envs")) != areas:
                     got, expected = f"num_envs {found} of the vector form of {env_id!r}", f"{areas}, as asked for"
                     raise SpecError(got=got, expected=expected, remedy="set self.num_envs to the argument num_envs")
+                note_meant(options, make_gymnasium)
                 return check_images(NativeGame(name, vector, observe), images)
             vector.close()
             if vectorization == "native":
@@ -128,6 +130,7 @@ def make_gymnasium(
             _note_unused_vector(env_id, areas, f"metadata['autoreset_mode'] is {mode}, not AutoresetMode.NEXT_STEP")
         make = partial(gymnasium.make, env_id, disable_env_checker=True, **options)  # what it returns is checked here
         envs = make_areas(make, areas, classes, video)
+        note_meant(options, make_gymnasium)
         return check_images(GymnasiumGame(name, envs, observe), images)
     except (gymnasium.error.Error, TypeError, ImportError, AttributeError, ValueError) as error:
         if isinstance(error, AttributeError | ValueError) and place_of(error):

@@ -30,6 +30,9 @@ Path = tuple[str | int, ...]
 _LOOKS: Final = 100
 """Frames from which the scale of images is judged."""
 
+_ROUNDING: Final = 1e-5
+"""Part of a bound by which rounding may move a value."""
+
 _PICTURE: Final = 16
 """Least height and width of a box of numbers that may be an image."""
 
@@ -71,7 +74,8 @@ class Observations:
         self._leaves = tuple(_leaves(space, (), brightest, None if images is None else _names(images)))
         self.specs = tuple(leaf.spec for leaf in self._leaves)
         self._highest = {spec.name: 0.0 for spec in self.specs if spec.kind == "image"}
-        self._looks = _LOOKS if self._highest else 0
+        self._looks = _LOOKS
+        self._within = {leaf.spec.name: _bounds(leaf) for leaf in self._leaves if leaf.spec.kind != "image"}
         self._known = {leaf.path[0] for leaf in self._leaves if leaf.path} | {MASK}
         self._is_new = len(self._known) > 1
 
@@ -111,10 +115,14 @@ class Observations:
                 sys.stderr.write(f"{NOTICE}the observation_space lacks {', '.join(unread)}, which are not read\n")
 
     def _seen(self, columns: Iterable[Array]) -> tuple[Array, ...]:
-        """Returns the columns; after some frames it notes images that have another scale than they are read with."""
+        """Returns the columns; notes values beyond the bounds of the space in the first frames.
+
+        After these it notes images that have another scale than they are read with.
+        """
         found = tuple(columns)
         if self._looks:
             self._looks -= 1
+            self._note_beyond(found)
             for spec, column in zip(self.specs, found, strict=True):
                 if spec.name in self._highest and column.size:
                     self._highest[spec.name] = max(self._highest[spec.name], float(column.max()))
@@ -128,6 +136,17 @@ class Observations:
                     )
                     sys.stderr.write(f"{NOTICE}the image {spec.name!r} has values up to {highest:g}: {expected}\n")
         return found
+
+    def _note_beyond(self, columns: Sequence[Array]) -> None:
+        """Notes once for each observation where values are not within the bounds of their space."""
+        for spec, column in zip(self.specs, columns, strict=True):
+            low, high = self._within.get(spec.name, (-np.inf, np.inf))
+            if ((column < low) | (column > high)).any():
+                self._within.pop(spec.name)
+                sys.stderr.write(
+                    f"{NOTICE}{spec.name!r} has values from {column.min():g} to {column.max():g}, beyond the bounds of "
+                    "its space; does the environment clip them, or is the space another one?\n"
+                )
 
     def _check(self, item: Value, rows: Callable[[Value], Value], whose: str | None) -> None:
         """Raises SpecError for the first observation in `item` whose `rows` cannot be read."""
@@ -219,6 +238,16 @@ def _vectors(items: Value, shape: tuple[int, ...], *, is_binary: bool) -> Array:
     if found != shape and [one for one in found if one != 1] != [one for one in shape if one != 1]:
         raise ValueError("another shape")
     return values.reshape(len(items), math.prod(shape))
+
+
+def _bounds(leaf: _Leaf) -> tuple[Array, Array]:
+    """Returns the least and greatest values of an observation that is a box, a little apart for their rounding."""
+    from gymnasium import spaces
+
+    if not isinstance(leaf.space, spaces.Box):
+        return np.array(-np.inf), np.array(np.inf)
+    low, high = (one.astype(np.float64).ravel() for one in (leaf.space.low, leaf.space.high))
+    return low - _ROUNDING * np.maximum(1, np.abs(low)), high + _ROUNDING * np.maximum(1, np.abs(high))
 
 
 def _is_image(space: spaces.Box | spaces.MultiBinary, name: str, images: set[str] | None) -> bool:

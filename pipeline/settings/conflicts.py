@@ -1,5 +1,6 @@
 """Finds contradictions in a configuration whose keys are valid one by one, and keys that it ignores."""
 
+import difflib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -224,13 +225,16 @@ def _opponents(settings: Settings) -> Iterator[Conflict]:
     """Finds self-play in environments of which all are known to have one team only."""
     if not (what := of_one_team(settings)):
         return
+    remedy = "write teams: each, or per_type, in the options of a pettingzoo simulator, or remove self_play"
+    written = {key for one in settings.simulators for key in one.options}
+    for near in difflib.get_close_matches("teams", written - {"teams"}, n=1, cutoff=0.8):
+        remedy = f"write teams in place of {near}"
     for section, behavior in settings.sections.items():
         if behavior.self_play is not None:
             yield Conflict(
                 ((*section.split(".", 1), "self_play"), ("simulators",)),
                 f"got self_play with {what}, whose agents are all in team 0; expected two teams or more, which play "
-                "against each other; write teams: each, or per_type, in the options of a pettingzoo simulator, or "
-                "remove self_play",
+                f"against each other; {remedy}",
             )
 
 

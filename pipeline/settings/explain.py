@@ -30,6 +30,21 @@ _ADD: Final = {
     "value": "write a number or a sampler",
 }
 
+_OTHER_WORDS: Final = {
+    "clip_coef": "epsilon",
+    "clip_range": "epsilon",
+    "ent_coef": "beta",
+    "entropy_coef": "beta",
+    "gae_lambda": "lambd",
+    "lr": "learning_rate",
+    "n_epochs": "num_epoch",
+    "num_epochs": "num_epoch",
+    "total_timesteps": "max_steps",
+    "train_batch_size": "buffer_size",
+    "minibatch_size": "batch_size",
+}
+"""What other libraries call a key."""
+
 # type of a pydantic error -> expected (a template over its context), remedy
 _EXPECTED: Final[dict[str, tuple[str, str]]] = {
     "int_type": ("a whole number", _NUMBER),
@@ -191,7 +206,9 @@ def _unknown_hyperparameter(root: Entry, entry: Entry, path: Path) -> Iterator[_
         remedy = f"remove it: it belongs to {others}" if others else did_you_mean(key, known[trainer])
         elsewhere = [section for section in _sections_with(key) if section.startswith("behaviors")]
         if elsewhere and not remedy:
-            remedy = f"move it: {key} belongs to {elsewhere[0]}"
+            remedy = f"move it: {key} belongs to {_either(elsewhere)}"
+        if (own := _OTHER_WORDS.get(key)) in known[trainer]:
+            remedy = f"write {own}"
         remedy = remedy or "remove it"
         text = (
             f"got the unknown key {key!r}; expected one of {', '.join(known[trainer])}, which {trainer} has; {remedy}"
@@ -200,7 +217,12 @@ def _unknown_hyperparameter(root: Entry, entry: Entry, path: Path) -> Iterator[_
 
 
 def _option(root: Entry, path: Path) -> str:
-    """Returns the remedy for a key beside `options` that belongs into them, or is another word for `areas`; or ""."""
+    """Returns the remedy for a key that is an option of a bridge, another word for `areas`, or a behavior; or ""."""
+    key = str(path[-1])
+    if len(path) == 1 and key in _descend(root, ("behaviors",))[0].mapping:
+        return f"write behaviors.{key}"
+    if path[:1] in (("behaviors",), ("default_settings",)) and key in registry.option_types("pettingzoo")[0]:
+        return f"move it: {key} belongs to simulators[].options, of pettingzoo"
     above, name = path[:-1], _descend(root, (*path[:-1], "name"))[0].value
     if above[:1] != ("simulators",) or len(above) != 2 or name not in registry.names():
         return ""
@@ -213,19 +235,25 @@ def _unknown_key(model: type[BaseModel], path: Path, better: str = "") -> str:
     key, siblings = str(path[-1]), known_keys(path[:-1], model)
     if better:
         return f"got the unknown key {key!r}; expected one of {', '.join(siblings)}; {better}"
-    elsewhere = _sections_with(key, model)
+    own = _OTHER_WORDS.get(key, key)
+    elsewhere = _sections_with(own, model)
     remedy = did_you_mean(key, siblings)
-    if elsewhere:
-        remedy = (
-            f"{remedy} ({key} belongs to {elsewhere[0]})" if remedy else f"move it: {key} belongs to {elsewhere[0]}"
-        )
+    if own != key and elsewhere:
+        remedy = f"write {own}" + f", which belongs to {_either(elsewhere)}" * (own not in siblings)
+    elif elsewhere:
+        remedy = f"move it: {key} belongs to {_either(elsewhere)}"
     return f"got the unknown key {key!r}; expected one of {', '.join(siblings)}; {remedy or 'remove it'}"
 
 
 def _sections_with(key: str, model: type[BaseModel] = Settings) -> list[str]:
-    """Returns the sections that have a key; of reward signals that of the environment first, which all runs have."""
+    """Returns the sections that have a key: reward signals last, and of these that of the environment first."""
     found = [section for section, name in all_keys(model) if section and name == key]
-    return sorted(found, key=lambda section: not section.endswith("extrinsic"))
+    return sorted(found, key=lambda section: (".reward_signals" in section, not section.endswith("extrinsic")))
+
+
+def _either(sections: list[str]) -> str:
+    """Returns the first of some sections, and that of the environment's rewards, which all runs have."""
+    return " or ".join(dict.fromkeys([sections[0], *(one for one in sections if one.endswith("extrinsic"))]))
 
 
 def _bad_value(entry: Entry, detail: ErrorDetails) -> Problem:

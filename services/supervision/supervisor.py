@@ -228,7 +228,10 @@ class Supervisor:
             self._teams.setdefault(name, set()).update(teams)
 
     def _warn_without_opponents(self, state: RunState) -> None:
-        """Warns once of self-play whose simulators have one team only, after the first update, or of a tournament."""
+        """Warns once of self-play whose simulators have one team only, after the first update, or of a tournament.
+
+        At once where the other teams are behaviors without self-play.
+        """
         run = self.active.topology.run
         names = [name for name in run.self_play if name in state.step_counts]
         teams = {team for name in names for team in self._teams.get(name, ())}
@@ -239,9 +242,14 @@ class Supervisor:
             effect = "self_play has no rating and no win rate until a second team plays"
             remedy += ", or remove self_play"
             is_due = any(state.step_counts[name].trained for name in names) and not state.ratings
+        cause = "all agents are in one team"
+        others = sorted(name for name, own in self._teams.items() if name not in run.self_play and own - teams)
+        if others and run.playing is None:
+            cause, is_due = f"only behaviors without self_play are in other teams: {', '.join(others)}", True
+            effect = "they play with their newest weights, and never with past ones"
+            remedy = "give them self_play as well, if they are opponents"
         if is_due and len(teams) == 1 and not self._is_warned:
             self._is_warned = True
-            cause = "all agents are in one team"
             self._log.warning("no_opponents", behaviors=names, cause=cause, effect=effect, remedy=remedy, notice=True)
 
     # ---------------------------------------------------------------- the end

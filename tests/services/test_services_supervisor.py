@@ -768,22 +768,31 @@ async def test_behavior_that_comes_while_the_disk_is_full_gets_its_learner_once_
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    ("teams", "trained", "rated", "playing", "warned"),
+    ("teams", "others", "trained", "rated", "playing", "warned"),
     [
-        ((0,), 64, False, None, True),
-        ((0,), 0, False, None, False),
-        ((0, 1), 64, False, None, False),
-        ((0,), 64, True, None, False),
-        ((0,), 0, True, Playback(checkpoints={}, players=["a", "b"]), True),
-        ((0, 1), 0, True, Playback(checkpoints={}, players=["a", "b"]), False),
+        ((0,), (), 64, False, None, "all agents are in one team"),
+        ((0,), (), 0, False, None, None),
+        ((0, 1), (), 64, False, None, None),
+        ((0,), (), 64, True, None, None),
+        ((0,), (1,), 0, True, None, "only behaviors without self_play are in other teams: Other"),
+        ((0,), (0,), 64, True, None, None),
+        ((0, 1), (2,), 64, True, None, None),
+        ((0,), (), 0, True, Playback(checkpoints={}, players=["a", "b"]), "all agents are in one team"),
+        ((0, 1), (), 0, True, Playback(checkpoints={}, players=["a", "b"]), None),
     ],
 )
 async def test_behaviors_are_shown_once_and_self_play_without_opponents_is_warned_of(
-    tmp_path: Path, teams: tuple[int, ...], trained: int, rated: bool, playing: Playback | None, warned: bool
+    tmp_path: Path,
+    teams: tuple[int, ...],
+    others: tuple[int, ...],
+    trained: int,
+    rated: bool,
+    playing: Playback | None,
+    warned: str | None,
 ) -> None:
     """The warning comes once an update has trained, and not where the simulator itself plays the other team.
 
-    In a tournament, which trains nothing, it comes at once.
+    It comes at once in a tournament, which trains nothing, and where behaviors without self-play are the opponents.
     """
     topology = topology_of(tmp_path)
     settings = topology.run.settings
@@ -806,11 +815,14 @@ async def test_behaviors_are_shown_once_and_self_play_without_opponents_is_warne
             tasks.start_soon(supervisor_of(topology, FakeHost({}), transport).supervise)
             read = {"Goal?team=0": "agents 1; observations goal: vector 1"}
             for episodes in (1, 2):
-                stepping.publish(SPECS, BehaviorSpecs(behaviors={"Goal": SPEC}, teams={"Goal": teams}, described=read))
+                present = {"Goal": teams, **({"Other": others} if others else {})}
+                specs = dict.fromkeys(present, SPEC)
+                stepping.publish(SPECS, BehaviorSpecs(behaviors=specs, teams=present, described=read))
                 await anyio.sleep(2)
                 coordination.publish(RUN, dataclasses.replace(state, episodes={"Goal": episodes}))
                 await anyio.sleep(2)
             tasks.cancel_scope.cancel()
     shown = [line for line in lines if line["event"] == "behavior"]
     assert [(line["id"], line["read_as"]) for line in shown] == [*read.items()]
-    assert [line["behaviors"] for line in lines if line["event"] == "no_opponents"] == ([["Goal"]] if warned else [])
+    found = [(line["behaviors"], line["cause"]) for line in lines if line["event"] == "no_opponents"]
+    assert found == ([(["Goal"], warned)] if warned else [])

@@ -64,8 +64,19 @@ def test_a_key_in_the_wrong_section_is_reported_with_the_right_one() -> None:
         ("hyperparameters: {gamma: 0.9}", "move it: gamma belongs to behaviors.*.reward_signals.extrinsic"),
         ("reward_signals: {gamma: 0.9}", "move it: gamma belongs to behaviors.*.reward_signals.extrinsic"),
         ("hyperparameters: {nonsense: 0.9}", "remove it"),
+        *(
+            (text, "move it: normalize belongs to behaviors.*.network_settings or behaviors.*.reward_signals.extrinsic")
+            for text in ("normalize: true", "hyperparameters: {normalize: true}")
+        ),
+        ("save_steps: 3", "move it: save_steps belongs to behaviors.*.self_play"),
+        ("teams: each", "move it: teams belongs to simulators[].options, of pettingzoo"),
+        ("lr: 0.1", "write learning_rate, which belongs to behaviors.*.hyperparameters"),
+        ("hyperparameters: {lr: 0.1}", "write learning_rate"),
+        ("hyperparameters: {clip_range: 0.1}", "write epsilon"),
+        ("total_timesteps: 3", "write max_steps"),
     ):
         assert only_problem(f"behaviors: {{A: {{{text}}}}}").endswith(f"; {remedy}")
+    assert problems("A: {max_steps: 9}\nbehaviors: {A: }")[-1].endswith("; write behaviors.A")
     for key in ("areas", "num_envs"):
         line = problems(f"behaviors: {{A: }}\nsimulators: [{{name: gymnasium, options: {{env_id: a, {key}: 3}}}}]")[-1]
         assert line.endswith(f"got {key} among the options; expected areas beside them; write areas: 3 there")

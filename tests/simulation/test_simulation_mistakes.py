@@ -888,7 +888,7 @@ def test_agent_that_acts_after_all_others_have_ended_is_noted_once(
     )
 
 
-@pytest.mark.parametrize("mistake", ["", "sum", "none", "all"])
+@pytest.mark.parametrize("mistake", ["", "sum", "none", "all", "cleared", "sparse"])
 def test_rewards_that_are_counted_again_or_lost_are_noted_once(
     mistake: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -897,14 +897,17 @@ def test_rewards_that_are_counted_again_or_lost_are_noted_once(
             if self.terminations[agent := self.agent_selection]:
                 super().step(action)
                 return
-            if mistake != "sum":
+            if mistake not in ("sum", "sparse"):
                 self._cumulative_rewards[agent] = 0
             if mistake == "all":
                 self._cumulative_rewards = dict.fromkeys("ab", 0.0)
             super().step(action)
-            self.rewards = {"a": 0.25, "b": 0.25}
+            is_paid = mistake != "sparse" or self.turns == 1
+            self.rewards = dict.fromkeys("ab", 0.25 if is_paid else 0.0)
             if mistake != "none":
                 self._accumulate_rewards()
+            if mistake == "cleared":  # late, which changes no sum
+                self._clear_rewards()
 
     play(lambda **_: Paying(""), "env", monkeypatch)
     begins = "begins with self._cumulative_rewards[agent] = 0"
@@ -914,8 +917,9 @@ def test_rewards_that_are_counted_again_or_lost_are_noted_once(
         "self._accumulate_rewards()",
         "all": f"['a'] is 0.25 after the step() of 'b'; with its reward of 0.25 it would be 0.5; step() {begins}, "
         "which leaves those of other agents as they are",
+        "sparse": f"['b'] is 0.25 after the step() of 'b'; with its reward of 0 it would be 0; step() {begins}",
     }
-    lines = [f"notice: self._cumulative_rewards{noted[mistake]}"] if mistake else []
+    lines = [f"notice: self._cumulative_rewards{noted[mistake]}"] if mistake in noted else []
     assert capsys.readouterr().err.splitlines() == lines
 
 
@@ -924,6 +928,20 @@ def test_an_environment_without_close_is_closed(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(__import__("sys").modules, "turns_m", module := ModuleType("turns_m"))
     module.env = lambda: Turns("")  # type: ignore[attr-defined]
     make_pettingzoo("turns_m").close()
+
+
+def test_an_option_that_the_environment_swallows_is_noted_if_it_looks_like_one_of_the_bridge(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "turns_m", module := ModuleType("turns_m"))
+    module.env = lambda **_: Turns("")  # type: ignore[attr-defined]
+    make_pettingzoo("turns_m", size=3, num_teams=2)
+    assert not capsys.readouterr().err
+    make_pettingzoo("turns_m", share_reward=True)
+    noted = "notice: the option share_reward is given to the environment; did you mean shared_reward?\n"
+    assert capsys.readouterr().err == noted
+    with pytest.raises(SettingsError, match=r"outcomes with teams=shared; .*; set teams as well; did you mean teams\?"):
+        make_pettingzoo("turns_m", team="each", outcomes=True)
 
 
 @pytest.mark.filterwarnings("ignore:Your environment should override")
@@ -1070,6 +1088,21 @@ def test_the_traceback_of_an_error_of_sparring_is_whole() -> None:
 def test_what_holds_one_false_value_ends_no_episode(value: Any) -> None:
     """A list of one element would be true, whatever it holds."""
     assert flag(value, "terminated", 0) is False
+
+
+def test_values_beyond_the_bounds_of_their_space_are_noted_once(capsys: pytest.CaptureFixture[str]) -> None:
+    bounded, integers = (
+        spaces.Box(np.array([0, -np.inf], np.float32), np.array([4, np.inf], np.float32)),
+        spaces.Box(0, 9, (1,), np.int64),
+    )
+    observations = Observations(spaces.Dict(place=bounded, count=integers, many=spaces.MultiBinary(2)))
+    for place, count in (([4.00001, 900], [9]), ([-0.5, 900], [9]), ([5.0, 900], [9]), ([0.0, 900], [12])):
+        observations.rows([{"place": place, "count": count, "many": [0, 1]}])
+    assert capsys.readouterr().err.splitlines() == [
+        f"notice: {name} has values from {values}, beyond the bounds of its space; does the environment clip them, or "
+        "is the space another one?"
+        for name, values in (("'place'", "-0.5 to 900"), ("'count'", "12 to 12"))
+    ]
 
 
 def test_a_vector_of_another_shape_is_refused_though_it_has_as_many_numbers() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from sparring.pipeline.bridges.explain import hidden_by, meant, not_imported, place_of, shown
+from sparring.pipeline.bridges.explain import hidden_by, meant, not_imported, note_meant, place_of, shown
 from sparring.pipeline.bridges.making import import_optional, read_wrappers, registered_by
 from sparring.pipeline.bridges.observations import Observations, check_images
 from sparring.pipeline.bridges.pettingzoo.parallel import ParallelGame
@@ -62,9 +62,13 @@ def make_pettingzoo(
     if areas < 1:
         raise SettingsError(f"got areas={areas}; expected 1 or more; correct the simulator's options")
     name = behavior or re.sub(r"_v\d+$", "", env_id.rpartition(".")[2])
-    roles = Teams(
-        behavior=name, behaviors=behaviors, teams=teams, groups=groups, shared_reward=shared_reward, outcomes=outcomes
-    )
+    flags = {"groups": groups, "shared_reward": shared_reward, "outcomes": outcomes}
+    try:
+        roles = Teams(behavior=name, behaviors=behaviors, teams=teams, **flags)
+    except SettingsError as error:
+        if hint := meant(options, make_pettingzoo):
+            raise SettingsError(f"{error}; {hint}") from None
+        raise
     import_optional("pettingzoo", "pettingzoo")
     make, classes = _environment(env_id), read_wrappers(wrappers)
     try:
@@ -76,6 +80,7 @@ def make_pettingzoo(
         raise SettingsError(
             f"got options {options} for {env_id!r}: {error}{place_of(error)}; expected its own; {remedy}"
         ) from error
+    note_meant(options, make_pettingzoo)
     form = TurnGame if hasattr(envs[0], "last") else ParallelGame
     if shared_reward and form is TurnGame:
         raise SettingsError(

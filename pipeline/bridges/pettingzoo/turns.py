@@ -43,7 +43,10 @@ class TurnGame(PettingZooGame):
     def _note_sums(self, env: AECEnv, acting: str, before: Mapping[str, float]) -> None:
         """Notes once where rewards of earlier turns are counted again, or are lost."""
         sums, rewards = _sums_and_rewards(env)
-        for agent in [one for one in before if one in sums and one in rewards]:
+        agents = [one for one in before if one in sums and one in rewards]
+        if not any(rewards.values()) and any(sums[one] not in (0, before[one]) for one in agents):
+            return  # cleared after they were added, which changes no sum
+        for agent in agents:
             reward, earlier = rewards[agent], 0.0 if agent == acting else before[agent]
             if math.isclose(sums[agent], earlier + reward, rel_tol=1e-6, abs_tol=1e-9):
                 continue
