@@ -180,8 +180,8 @@ class Watchdog:
             self._kill_silent(part, "does not start, and uses no CPU time", idle_s)
 
     def _kill_silent(self, part: Part, cause: str, silent_s: float) -> None:
-        seconds = round(silent_s, 1)
-        self._active.log.warning("heartbeat_missed", part=part.name, cause=cause, seconds=seconds, notice=True)
+        found = {"cause": cause, "seconds": round(silent_s, 1), "effect": "it is killed, and started again"}
+        self._active.log.warning("heartbeat_missed", part=part.name, **found, notice=True)
         part.started_at, part.reported = self._active.clock(), True  # until it has ended
         part.kill()
 
