@@ -216,6 +216,8 @@ def _leaves(space: Space[Value], path: Path, brightest: int, images: set[str] | 
             remedy = "wrap the environment so that it observes one of these (option wrappers)"
             if isinstance(given, Mapping):
                 remedy = "make it a gymnasium.spaces.Dict"
+            elif isinstance(given, spaces.Box):
+                remedy = "stack images of one channel (wrapper gymnasium.wrappers.GrayscaleObservation), or no images"
             elif callable(given):
                 remedy = "set the space as an attribute in __init__(), in place of a method"
             raise SpecError(

@@ -59,6 +59,7 @@ def test_a_value_that_its_space_does_not_have_is_shown(space: spaces.Space[Any],
 @pytest.mark.parametrize(
     ("space", "remedy"),
     [
+        (spaces.Box(0, 255, (8, 8, 3, 4), np.uint8), "stack images of one channel"),
         ({"a": spaces.Discrete(2)}, "make it a gymnasium.spaces.Dict"),
         (lambda: spaces.Discrete(2), r"set the space as an attribute in __init__\(\), in place of a method"),
     ],
