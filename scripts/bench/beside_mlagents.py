@@ -127,6 +127,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("games", nargs="*", choices=[*GAMES, []], help="default: all")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, help=f"of a run (default: {STEPS})")
+    parser.add_argument("--arenas", type=int, default=0, help="side by side (default: 12 of balance, 8 of push)")
     parser.add_argument("--environment", type=Path, default=environment.DEFAULT, help="of ML-Agents, made if need be")
     parser.add_argument("--python", default=environment.PYTHON, help="that makes it")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="runs stay here and are reused")
@@ -150,14 +151,15 @@ def shown_changes(start: str, changes: Mapping[str, Any]) -> str:
 def main() -> None:
     args = parsed()
     common, own = read_changes(args.both), read_changes(args.ours)
-    variant, label = shown_changes("", common), args.label or shown_changes("ours", own)
+    variant = shown_changes(f"{args.arenas}" if args.arenas else "", common)
+    label = args.label or shown_changes("ours", own)
     interpreter = environment.prepare(args.environment.absolute(), args.python)
     root, variants = args.root.absolute(), {label: common | own, MLAGENTS: common}
     with contextlib.ExitStack() as stack:
         folder = (args.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))).absolute()
         for game in args.games or GAMES:
             steps, seeds = args.steps or STEPS[game], range(1, args.seeds + 1)
-            same = partial(Job, game=game, variant=variant, steps=steps, root=root)
+            same = partial(Job, game=game, variant=variant, steps=steps, root=root, arenas=args.arenas)
             jobs = {
                 trainer: [same(trainer=trainer, seed=seed, overrides=changes) for seed in seeds]
                 for trainer, changes in variants.items()

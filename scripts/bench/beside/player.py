@@ -184,13 +184,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", type=Path, required=True, help="gets JSON lines")
     parser.add_argument("--mlagents-port", type=int, required=True)
+    parser.add_argument("--arenas", type=int, default=0, help="side by side; 0 for those of the game")
     args, _ = parser.parse_known_args()
-    game = GAMES[args.game](ARENAS[args.game], args.seed)
+    arenas = args.arenas or ARENAS[args.game]
+    game = GAMES[args.game](arenas, args.seed)
     address = f"127.0.0.1:{args.mlagents_port}"
     with args.record.open("w", buffering=1) as file, grpc.insecure_channel(address) as channel:
-        record = Record(file, game.keys, ARENAS[args.game])
+        record = Record(file, game.keys, arenas)
         try:
-            Player(game, record, ARENAS[args.game]).play(UnityToExternalProtoStub(channel))
+            Player(game, record, arenas).play(UnityToExternalProtoStub(channel))
         except grpc.RpcError as lost:
             print(f"the trainer has gone: {lost}")
 

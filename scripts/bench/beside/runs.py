@@ -95,6 +95,7 @@ class Job:
         variant: of the game, for the name of the folder; empty for the settings as they stand here.
         overrides: changes of the behavior's settings by dotted key; those that begin with `pipeline.` are of the file.
         root: of the sources of this project that train.
+        arenas: of the player, side by side; 0 for those of the game.
     """
 
     game: str
@@ -104,6 +105,7 @@ class Job:
     overrides: Mapping[str, Any]
     variant: str = ""
     root: Path = ROOT
+    arenas: int = 0
 
     @property
     def name(self) -> str:
@@ -177,6 +179,7 @@ def _player(job: Job, place: Path, interpreter: Path) -> Path:
     """Writes an executable that both trainers launch as a Unity build."""
     path = place / "player"
     command = f"{interpreter} -m beside.player {job.game} --seed {job.seed} --record {place / 'record.jsonl'}"
+    command += f" --arenas {job.arenas}"
     path.write_text(f'#!/bin/sh\nPYTHONPATH={BENCH} exec {command} "$@"\n')
     path.chmod(0o755)
     return path
