@@ -119,6 +119,10 @@ class ServiceError(SparringError):
     """A process of the run failed, stalled or gave up."""
 
 
+class Restartable(SparringError):
+    """A process failed in a way that its restart repairs."""
+
+
 class DiskFull(ServiceError):
     """A process could not write essential data."""
 

@@ -22,8 +22,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sparring.pipeline.errors import Restartable
 
-class RankLost(RuntimeError):
+
+class RankLost(Restartable):
     """A rank of a learner has ended, or did not answer in time; the learner has to begin anew."""
 
 

@@ -137,11 +137,7 @@ def private_folder(prefix: str, remove: Callable[[Path], None]) -> Iterator[Path
     """
     import fcntl  # not on Windows
 
-    for lock in temporary_folder().glob(f"{prefix}*/{_LOCK}"):
-        with suppress(OSError), lock.open("rb+") as file:
-            if lock.lstat().st_uid == os.geteuid():
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its process lives
-                remove(lock.parent)
+    remove_left(prefix, remove)
     folder, owner = Path(tempfile.mkdtemp(prefix=prefix)), os.getpid()
     unlocked = folder / "unlocked"
     with unlocked.open("xb") as file:
@@ -153,6 +149,17 @@ def private_folder(prefix: str, remove: Callable[[Path], None]) -> Iterator[Path
             with suppress(OSError):
                 if os.getpid() == owner:  # and not a process that was forked meanwhile
                     remove(folder)
+
+
+def remove_left(prefix: str, remove: Callable[[Path], None]) -> None:
+    """Removes the private folders that killed processes have left. Args: as of `private_folder`."""
+    import fcntl  # not on Windows
+
+    for lock in temporary_folder().glob(f"{prefix}*/{_LOCK}"):
+        with suppress(OSError), lock.open("rb+") as file:
+            if lock.lstat().st_uid == os.geteuid():
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its process lives
+                remove(lock.parent)
 
 
 def _remove(folder: Path) -> None:

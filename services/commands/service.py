@@ -20,6 +20,7 @@ from sparring.pipeline.errors import (
     FOREIGN,
     UNUSABLE,
     DiskFull,
+    Restartable,
     SparringError,
     described,
     first_failure,
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
             os.write(2, f"{described_with_place(error)}\n".encode(errors="replace"))  # whose last line is shown
         if isinstance(error, DiskFull):
             return DISK_FULL
-        return UNUSABLE if known else FAILED
+        return UNUSABLE if known and not isinstance(error, Restartable) else FAILED
     return 0
 
 

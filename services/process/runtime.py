@@ -35,6 +35,8 @@ Clock = Callable[[], float]
 METRICS_INTERVAL_S = 1.0
 SUPERVISOR: Final = "supervisor"
 """Service name under which the supervisor publishes, in runs that may get behaviors, or on a cluster."""
+MEETING: Final = "sparring_ranks-"
+"""Beginning of the names of the temporary folders in which the ranks of a learner meet."""
 MATCHES = RESULTS.name
 """Queue of the results of matches, from stepping to coordination."""
 

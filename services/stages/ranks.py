@@ -31,6 +31,7 @@ from sparring.pipeline.networks.device import Device, configure_torch, torch_con
 from sparring.pipeline.queues.endpoints import private_folder
 from sparring.pipeline.specs import BehaviorSpec, read_spec
 from sparring.services.process.hosting import PYTHON
+from sparring.services.process.runtime import MEETING
 
 _Process: TypeAlias = "subprocess.Popen[bytes]"
 
@@ -155,7 +156,7 @@ def lead(
     }
     own, processes = device_of(device, 0, count), list[_Process]()
     try:
-        with private_folder("sparring_ranks-", shutil.rmtree) as folder:
+        with private_folder(MEETING, shutil.rmtree) as folder:
             meeting = Path(folder, "ranks")
             for rank in range(1, count):
                 processes.append(_start(shared | {"rank": rank, "meeting": str(meeting)}))

@@ -21,13 +21,13 @@ from sparring.pipeline.files import copy_folder, write_atomically
 from sparring.pipeline.learning.checkpoints import Checkpoint, CheckpointFolder, load
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.summary import STATUSES, Status
-from sparring.pipeline.queues.endpoints import remove_abandoned
+from sparring.pipeline.queues.endpoints import remove_abandoned, remove_left
 from sparring.pipeline.security import KEY_FILE
 from sparring.pipeline.settings import Settings, not_here, started_by_hand
 from sparring.services.process import forking
 from sparring.services.process.encryption import exposed, service_key, unprotected
 from sparring.services.process.hosting import LOOP_OPTIONS, ProcessHost
-from sparring.services.process.runtime import Playback
+from sparring.services.process.runtime import MEETING, Playback
 from sparring.services.supervision.hosts import Host, HostElsewhere, Processes, Tasks
 from sparring.services.supervision.ports import Ports, open_ports
 from sparring.services.supervision.supervisor import Grow, Supervisor
@@ -259,6 +259,8 @@ async def _supervise(
         for address in topology.run.addresses.values():
             if address.startswith("unix:"):
                 remove_abandoned(Path(address.removeprefix("unix://")))
+        if topology.run.settings.pipeline.ranks > 1:
+            remove_left(MEETING, shutil.rmtree)
 
 
 def _ignore_signals() -> None:
