@@ -802,6 +802,8 @@ class Turns(AECEnv[str, Any, Any]):
         self.turns += 1
         self.agent_selection = "ab"[self.turns % 2] if self.mistake != "selection" else "c"
         self.terminations = dict.fromkeys("ab", "no" if self.mistake == "flag" else self.turns == 2)
+        if self.mistake == "mover":  # ends for the one that moved last, and not for the other
+            self.terminations = {"a": False, "b": self.turns >= 2}
         if self.mistake == "empty" and self.turns == 2:
             self.agents = []
         if self.mistake == "ends":
@@ -818,6 +820,11 @@ class Turns(AECEnv[str, Any, Any]):
         ),
         ("dead", r"got 'a', which has ended, in self.agents after its step\(None\).*_was_dead_step"),
         ("selection", "got agent_selection 'c'; expected one of self.agents"),
+        (
+            "mover",
+            r"got agent_selection 'b' after its step\(None\), with which it has left; .*; set the terminations of all "
+            r"agents where the game is over; .* without 'b', end step\(\) with self._deads_step_first\(\)",
+        ),
         (
             "entry",
             r"got no 'a' in self.terminations after reset\(\); expected an entry for each.* \(reset\(\) of Turns, ",

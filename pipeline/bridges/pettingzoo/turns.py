@@ -81,12 +81,17 @@ class TurnGame(PettingZooGame):
             area: with the environment.
             call: the method that has set its state, for messages.
         """
-        env = area.env
+        env, gone = area.env, ""
         while present := present_agents(env):
             agent = attribute(env, "agent_selection", call="reset")
             if agent not in present:
                 got, expected = f"agent_selection {agent!r}", f"one of self.agents {present}"
-                raise SpecError(got=got, expected=expected, remedy="select one of them at the end of step()")
+                remedy = "select one of them at the end of step()"
+                if agent == gone:
+                    got = f"{got} after its step(None), with which it has left"
+                    remedy = "set the terminations of all agents where the game is over; where it goes on without "
+                    remedy += f"{agent!r}, end step() with self._deads_step_first()"
+                raise SpecError(got=got, expected=expected, remedy=remedy)
             try:
                 last = env.last()
             except (AttributeError, KeyError) as error:
@@ -107,6 +112,7 @@ class TurnGame(PettingZooGame):
                 if (absent := _incomplete(env, agent, call, "rewards")) is None:
                     raise
                 raise absent from error
+            gone = agent
             if agent in present_agents(env):
                 raise SpecError(
                     got=f"{agent!r}, which has ended, in self.agents after its step(None)",
