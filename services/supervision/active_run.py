@@ -156,6 +156,11 @@ class ActiveRun:
         if self.status != "failed":
             self.status, self.error = "failed", error
 
+    def abandon_start(self) -> None:
+        """Ends a start that still waits for imports, once the run is over: what has not begun has nothing to save."""
+        if all(part.hosted is None for part in self.parts.values()):
+            forking.abandon()
+
     def hurry(self) -> None:
         """Kills all parts, which are not started again, and ends the start of others."""
         self.hurried = True
@@ -213,7 +218,7 @@ class ActiveRun:
                     incarnation = self.incarnation(part.name, part.starts)
                     part.hosted = await self.host.start(part.plan, incarnation, first=part.starts == 1)
                 except OSError as error:
-                    if not self.hurried:
+                    if not self.hurried and not isinstance(error, forking.Abandoned):
                         self.fail(f"{part.name} cannot be started: {error}")
                     return
                 part.down, part.started_at = False, self.clock()  # a place on a cluster may have taken its time

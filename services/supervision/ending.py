@@ -17,6 +17,7 @@ from sparring.pipeline.files import DAMAGE, regular, write_atomically
 from sparring.pipeline.learning.checkpoints import CheckpointFolder, age
 from sparring.pipeline.messages.channels import ASSEMBLY_STATE, LEARNER_STATE, RUN, STEPPING_STATE
 from sparring.pipeline.monitoring.summary import BehaviorSummary, from_status, summary
+from sparring.services.process import forking
 from sparring.services.supervision.active_run import ActiveRun, Part
 
 TURN_S: Final = 0.05
@@ -77,6 +78,8 @@ async def _stop(active: ActiveRun, names: list[str], limit_s: float, reported_by
         log("stopped_by_force", part=part.name, seconds=limit_s)
         if part.hosted is not None:
             part.hosted.stop() if not ask else part.hosted.kill()
+        else:
+            forking.abandon()
     await _wait_until_ended(late, _KILLED_S)
     for part in late:  # a simulator that ignores SIGTERM, or is stopped
         part.kill()

@@ -270,6 +270,7 @@ class Supervisor:
             first_at = self.active.clock()
             self._log.info("stopping", cause="signal", notice=True)
             self.active.end("stopped")
+            self.active.abandon_start()
             async for _ in signals:
                 if self.active.clock() - first_at < SAME_SIGNAL_S:
                     continue

@@ -14,6 +14,7 @@ import anyio.to_thread
 
 from sparring.pipeline.monitoring.events import unread
 from sparring.pipeline.monitoring.writers.delivery import LOST, DeliveryState, load_state, state_path
+from sparring.services.process import forking
 from sparring.services.process.hosting import HostedService
 from sparring.services.supervision.active_run import ActiveRun
 from sparring.services.supervision.topology import RUN_FILE, WriterPlan
@@ -38,7 +39,7 @@ class Writers:
     def __init__(self, active: ActiveRun) -> None:
         self._active = active
         self._directory = active.topology.run.directory
-        self._running: dict[str, HostedService] = {}
+        self._running: dict[str, HostedService | None] = {}  # None: it starts
         self._ending = anyio.Event()
         self._is_over = False
         self._done = anyio.Event()
@@ -78,7 +79,7 @@ class Writers:
     def _kill(self) -> None:
         self._is_over = True
         for hosted in self._running.values():
-            hosted.kill()
+            hosted.kill() if hosted is not None else forking.abandon()
 
     def _count(self, writer: str) -> None:
         """Counts the events that a writer has not read, and reports all that it has not got."""
@@ -102,11 +103,14 @@ class Writers:
         usual, budget = active.settings.restarts, active.settings.writer_limits.failures
         while True:
             starts += 1
+            self._running[plan.writer] = None
             try:
                 incarnation = active.incarnation(plan.name, starts)
                 hosted = await active.host.start(plan, incarnation, first=starts == 1)
             except OSError as error:
-                active.log.warning("writer_not_started", writer=plan.writer, error=str(error), notice=True)
+                del self._running[plan.writer]
+                if not isinstance(error, forking.Abandoned):
+                    active.log.warning("writer_not_started", writer=plan.writer, error=str(error), notice=True)
                 return
             self._running[plan.writer] = hosted
             if self._is_over:

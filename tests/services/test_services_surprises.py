@@ -40,6 +40,8 @@ from tests.services.services_helpers import HANG_S, Training, balanced, config, 
 
 pytestmark = pytest.mark.slow
 
+IMPORTS_S = 15.0
+"""Less than any deadline for what does not start."""
 ENDLESS = {"max_steps": 10**9, "summary_freq": 1024, "buffer_size": 1024, "count": 1}
 
 
@@ -116,6 +118,22 @@ def test_interrupt_while_libraries_are_imported_ends_the_command_in_order(tmp_pa
     output, _ = process.communicate(timeout=HANG_S)
     assert process.returncode in (0, 128 + signal.SIGINT), output
     assert "Traceback" not in output
+
+
+def test_interrupt_while_services_wait_for_imports_without_end_ends_the_run_at_once(tmp_path: Path) -> None:
+    """Nothing has begun that could be lost. Else each service would be waited for, and the imports themselves."""
+    training = Training(tmp_path, str(config(tmp_path, **ENDLESS)), tensorboard=True, forked=False)
+    server: list[psutil.Process] = []
+    while not server:
+        children = psutil.Process(training.process.pid).children()
+        server = [one for one in children if "sparring.services.process.forking" in one.cmdline()]
+    server[0].suspend()
+    training.wait_for(lambda lines: any("run_started" in line for line in lines))
+    training.process.send_signal(signal.SIGINT)
+    before = time.monotonic()
+    assert training.end() == 0, "\n".join(training.lines)
+    assert time.monotonic() - before < IMPORTS_S
+    assert not [line for line in training.lines if re.search("failed|waiting|not_started", line)], training.lines
 
 
 def messages(connection: socket.socket) -> Iterator[object]:
