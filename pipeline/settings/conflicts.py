@@ -256,7 +256,7 @@ def ignored(settings: Settings) -> Iterator[Conflict]:
             yield Conflict(
                 ((*place, "self_play", "team_change"), (*place, "self_play", "save_steps"), (*place, "max_steps")),
                 f"got team_change {own.team_change} with max_steps {most}; expected at most max_steps, because the "
-                "learning team does not change before; lower team_change (not written, it is 5 x save_steps)",
+                "learning team does not change before; lower team_change (5 x save_steps where it is not written)",
             )
         elif own is not None and own.save_steps > most:
             yield Conflict(

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from sparring.pipeline.bridges.explain import frames_of_author, place_of, say, traceback_of
+from sparring.pipeline.bridges.pettingzoo.turns import TurnGame
 from sparring.pipeline.bridges.spaces import Option
 from sparring.pipeline.compliance.steps import StepWatch
 from sparring.pipeline.compliance.trial import random_actions
@@ -44,6 +45,8 @@ _LARGE = 100.0
 _LARGE_REWARD = 1e4
 _SHORT = 2.0
 """Steps of an episode that seems to begin at its end."""
+_SHORT_IN_TURNS = 1.25
+"""The same for each agent of a game in turns, where a few moves of each make a match."""
 _MANY = 5
 """Where a second episode is so many times as long as each first one, no episode seems to have begun anew."""
 
@@ -345,12 +348,12 @@ class Trial:
             names = ", ".join(silent)
             yield f"  notice: no agent of {names} has acted; where agents take turns, step() selects the next one"
         if self._ended and not self._is_rewarded:
-            turns = "; where agents take turns, step() ends with self._accumulate_rewards()"
-            yield f"  notice: every reward was 0{turns if self._made_from[0] == 'pettingzoo' else ''}"
+            remedy = "; step() of a game in turns ends with self._accumulate_rewards()"
+            yield f"  notice: every reward was 0{remedy if isinstance(self._game, TurnGame) else ''}"
         mean = ""
         if self._ended:
             length, reward = np.mean(self._ended_after), np.mean(self._ended)
-            if length < _SHORT:
+            if length < (_SHORT_IN_TURNS if isinstance(self._game, TurnGame) else _SHORT):
                 yield "  notice: episodes are very short; does reset(), or step() of a vector form, begin a new one?"
             keeps_ids = self._made_from[0] in ("gymnasium", "pettingzoo")
             if keeps_ids and max(self._ends.values()) == 1 and steps > _MANY * max(self._ended_after):

@@ -312,6 +312,80 @@ def test_what_looks_like_a_mistake_and_breaks_no_rule_is_noted(
     assert "the image 'observation' has values up to 1: bytes are divided by 255" in shown.err
 
 
+SHORT = """
+import numpy as np
+from gymnasium import spaces
+from pettingzoo import AECEnv, ParallelEnv
+
+NAMES = ["a_0", "a_1", "b_0", "b_1"]
+
+
+class Spaces:
+    metadata = {"name": "short"}
+    possible_agents = NAMES
+    render_mode = None
+
+    def observation_space(self, agent):
+        return spaces.Box(0, 1, (2,))
+
+    def action_space(self, agent):
+        return spaces.Discrete(2)
+
+    def observe(self, agent):
+        return np.random.random(2).astype(np.float32)
+
+
+class InTurns(Spaces, AECEnv):
+    def reset(self, seed=None, options=None):
+        self.agents, self.moves, self.agent_selection = NAMES[:], 0, NAMES[0]
+        self.rewards, self._cumulative_rewards = dict.fromkeys(NAMES, 0), dict.fromkeys(NAMES, 0)
+        self.terminations, self.truncations = dict.fromkeys(NAMES, False), dict.fromkeys(NAMES, False)
+        self.infos = {name: {} for name in NAMES}
+
+    def step(self, action):
+        if self.terminations[self.agent_selection]:
+            return self._was_dead_step(action)
+        self.moves += 1
+        self.agent_selection = NAMES[self.moves % 4]
+        if self.moves == 7:
+            self.terminations = dict.fromkeys(NAMES, True)
+
+
+class AtOnce(Spaces, ParallelEnv):
+    def reset(self, seed=None, options=None):
+        self.agents = NAMES[:]
+        return {name: self.observe(name) for name in NAMES}, {name: {} for name in NAMES}
+
+    def step(self, actions):
+        self.agents = []
+        seen, same = {name: self.observe(name) for name in NAMES}, dict.fromkeys(NAMES, 0)
+        return seen, same, dict.fromkeys(NAMES, True), dict.fromkeys(NAMES, False), {name: {} for name in NAMES}
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "noted"),
+    [
+        (("env", "InTurns"), ["every reward was 0; step() of a game in turns ends with self._accumulate_rewards()"]),
+        (
+            ("parallel_env", "AtOnce"),
+            [
+                "every reward was 0",
+                "episodes are very short; does reset(), or step() of a vector form, begin a new one?",
+            ],
+        ),
+    ],
+)
+def test_few_moves_of_each_agent_make_a_match_in_turns(
+    made: tuple[str, str], noted: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = f"short_{made[0]}"
+    (tmp_path / f"{module}.py").write_text(f"{SHORT}\n\ndef {made[0]}():\n    return {made[1]}()\n")
+    assert main(["try", module, "--option", "teams=per_type", "--python-path", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.removeprefix("  notice: ") for line in lines if "notice" in line] == noted
+
+
 STALE = """
 import gymnasium
 import numpy as np
