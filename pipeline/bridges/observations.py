@@ -130,7 +130,7 @@ class Observations:
                 highest, is_bytes = self._highest.get(spec.name, 0.0), spec.dtype == "uint8"
                 if highest == 1 if is_bytes else highest > 1:
                     expected = (
-                        "bytes are divided by 255 (option brightest)"
+                        "bytes are divided by 255; where 1 is the largest, write brightest: 1 in the options"
                         if is_bytes
                         else "floats are read as they are; divide them, or use bytes"
                     )
@@ -217,7 +217,8 @@ def _leaves(space: Space[Value], path: Path, brightest: int, images: set[str] | 
             if isinstance(given, Mapping):
                 remedy = "make it a gymnasium.spaces.Dict"
             elif isinstance(given, spaces.Box):
-                remedy = "stack images of one channel (wrapper gymnasium.wrappers.GrayscaleObservation), or no images"
+                remedy = "wrap the environment (option wrappers); to stack frames, make them gray before that "
+                remedy += "(gymnasium.wrappers.GrayscaleObservation)"
             elif callable(given):
                 remedy = "set the space as an attribute in __init__(), in place of a method"
             raise SpecError(

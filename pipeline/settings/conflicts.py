@@ -249,8 +249,15 @@ def _players(settings: Settings) -> Iterator[Conflict]:
 
 
 def ignored(settings: Settings) -> Iterator[Conflict]:
-    """Yields the keys that a run ignores; ML-Agents warns of the last two."""
+    """Yields the keys that a run ignores, or makes little of; ML-Agents warns of the last two."""
+    has_groups = any(one.name != "pettingzoo" or one.options.get("groups") for one in settings.simulators)
     for place, behavior in _behaviors(settings).items():
+        if behavior.hyperparameters.groups and settings.simulators and not has_groups:
+            yield Conflict(
+                ((*place, "trainer_type"), ("simulators",)),
+                f"got trainer_type {behavior.trainer_type} with a PettingZoo environment without groups; expected a "
+                "group of the agents of each team; write groups: true in its options",
+            )
         own, most = behavior.self_play, behavior.max_steps
         if own is not None and own.team_change > most:
             yield Conflict(

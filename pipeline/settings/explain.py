@@ -191,7 +191,7 @@ def _refused(model: type[BaseModel], entry: Entry, path: Path, text: str) -> _Fi
     written = [entry.mapping[key].place for key in sorted(mentioned, key=mentioned.__getitem__) if key in entry.mapping]
     own = (place for place in written if place.path[:1] != ("default_settings",))
     place = next(own, written[0] if written else entry.place)
-    involves = tuple((*path, key) for key in mentioned) if len(written) == len(mentioned) else (path,)
+    involves = tuple((*path, key) for key in mentioned) if 0 < len(written) == len(mentioned) else (path,)
     return _Finding(Problem(place, text, alone=not entry.mapping), path, involves)
 
 

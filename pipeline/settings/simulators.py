@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Mapping
@@ -82,9 +83,11 @@ class SimulatorSettings(StrictSettings):
                     f"expected {' or '.join(_TYPE_NAMES[kind] for kind in wanted)}; correct the value"
                 )
         if missing := [] if name is None else [key for key in required_options(name) if key not in options]:
+            near = difflib.get_close_matches(missing[0], options.keys() - known.keys(), n=1)
+            remedy = f"write {missing[0]} in place of {near[0]}" if near else ""
             raise ValueError(
                 f"got {name} without the option {missing[0]}; expected it, there is no default; "
-                f"write options: {{{missing[0]}: ...}} beside the name"
+                + (remedy or f"write options: {{{missing[0]}: ...}} beside the name")
             )
         return options
 

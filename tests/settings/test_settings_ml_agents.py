@@ -144,6 +144,11 @@ def test_schedules_follow_the_learning_rate_in_settings_without_a_file() -> None
             "got team_change 100000 with max_steps 5000; expected at most max_steps",
         ),
         (
+            "behaviors:\n  A:\n    trainer_type: poca\nsimulators: [{name: pettingzoo, options: {env_id: a}}]",
+            "run.yaml:3: behaviors.A.trainer_type",
+            "got trainer_type poca with a PettingZoo environment without groups; expected a group",
+        ),
+        (
             "default_settings:\n  max_steps: 5\n  self_play: {team_change: 6}\nbehaviors: {A: {}, B: {}}",
             "run.yaml:3: default_settings.self_play.team_change",
             "got team_change 6 with max_steps 5; expected at most max_steps",

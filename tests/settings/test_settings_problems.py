@@ -76,6 +76,8 @@ def test_a_key_in_the_wrong_section_is_reported_with_the_right_one() -> None:
         ("total_timesteps: 3", "write max_steps"),
     ):
         assert only_problem(f"behaviors: {{A: {{{text}}}}}").endswith(f"; {remedy}")
+    line = problems("behaviors: {A: }\nsimulators: [{name: gymnasium, options: {env: a}}]")[-1]
+    assert line.endswith("without the option env_id; expected it, there is no default; write env_id in place of env")
     assert problems("A: {max_steps: 9}\nbehaviors: {A: }")[-1].endswith("; write behaviors.A")
     for key in ("areas", "num_envs"):
         line = problems(f"behaviors: {{A: }}\nsimulators: [{{name: gymnasium, options: {{env_id: a, {key}: 3}}}}]")[-1]

@@ -59,7 +59,7 @@ def test_a_value_that_its_space_does_not_have_is_shown(space: spaces.Space[Any],
 @pytest.mark.parametrize(
     ("space", "remedy"),
     [
-        (spaces.Box(0, 255, (8, 8, 3, 4), np.uint8), "stack images of one channel"),
+        (spaces.Box(0, 255, (8, 8, 3, 4), np.uint8), "to stack frames, make them gray before that"),
         ({"a": spaces.Discrete(2)}, "make it a gymnasium.spaces.Dict"),
         (lambda: spaces.Discrete(2), r"set the space as an attribute in __init__\(\), in place of a method"),
     ],
@@ -410,7 +410,9 @@ def test_an_environment_under_the_other_bridge_or_without_its_module_has_the_rem
 ) -> None:
     """Its name is that of a module, or of an id, which the other bridge wants."""
     registers = "import gymnasium\ngymnasium.register('Thermo-v0', 'thermo:Thermo')\n"
-    for name, text in (("thermo", registers), ("empty_module", ""), ("turns_module", "env = print\n")):
+    alone = "from pettingzoo import ParallelEnv\n\n\nclass Alone(ParallelEnv):\n    pass\n"
+    made = ("thermo", registers), ("empty_module", ""), ("turns_module", "env = print\n"), ("class_alone", alone)
+    for name, text in made:
         (tmp_path / f"{name}.py").write_text(text)
     (tmp_path / "folder_of_envs").mkdir()
     (tmp_path / "yaml.py").write_text("")
@@ -436,6 +438,7 @@ def test_an_environment_under_the_other_bridge_or_without_its_module_has_the_rem
         (make_pettingzoo, "yaml", rf"rename {tmp_path}/yaml.py, which .*/yaml/__init__.py hides"),
         (make_gymnasium, "yaml:A-v0", rf"rename {tmp_path}/yaml.py, which .*/yaml/__init__.py hides"),
         (make_pettingzoo, "empty_module", r"without parallel_env\(\) and env\(\); expected one of them; define it"),
+        (make_pettingzoo, "class_alone", r"expected one of them; write parallel_env = Alone below the class"),
     ):
         with pytest.raises(SettingsError, match=remedy):
             make(env_id)
@@ -950,6 +953,45 @@ def test_an_option_that_the_environment_swallows_is_noted_if_it_looks_like_one_o
     assert capsys.readouterr().err == noted
     with pytest.raises(SettingsError, match=r"outcomes with teams=shared; .*; set teams as well; did you mean teams\?"):
         make_pettingzoo("turns_m", team="each", outcomes=True)
+
+
+@pytest.mark.parametrize(
+    ("last", "noted"), [((1, 0, -1, -1), "'a_1' in area 0 is 0.5, and 1"), ((1, 1, -1, -1), ""), ((0, 0, 0, 0), "")]
+)
+def test_outcomes_that_differ_within_a_team_are_noted_once(
+    last: tuple[int, ...], noted: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["a_0", "a_1", "b_0", "b_1"]
+
+    class Teams(ParallelEnv[str, Any, Any]):
+        metadata = {"name": "teams"}  # noqa: RUF012
+        possible_agents = names
+
+        def observation_space(self, agent: str) -> Any:
+            return spaces.Box(0, 1, (1,))
+
+        def action_space(self, agent: str) -> Any:
+            return spaces.Discrete(2)
+
+        def reset(self, seed: Any = None, options: Any = None) -> Any:
+            self.agents = names[:]
+            return dict.fromkeys(names, ZERO), {}
+
+        def step(self, actions: Any) -> Any:
+            self.agents = []
+            rewards = dict(zip(names, last, strict=True))
+            ends = dict.fromkeys(names, True), dict.fromkeys(names, False)
+            return dict.fromkeys(names, ZERO), rewards, *ends, {}
+
+    monkeypatch.setitem(__import__("sys").modules, "teams_m", module := ModuleType("teams_m"))
+    module.parallel_env = Teams  # type: ignore[attr-defined]
+    game = make_pettingzoo("teams_m", teams="per_type", outcomes=True)
+    game.reset({}, 1)
+    for _ in range(3):
+        game.step(chosen("teams_m?team=0", 0, 1) | chosen("teams_m?team=1", 2, 3))
+    rule = "the sign of an agent's last reward is its outcome (option outcomes); give all of a team one sign"
+    expected = [f"notice: the outcome of agent {noted} of a teammate: {rule}"] if noted else []
+    assert capsys.readouterr().err.splitlines() == expected
 
 
 @pytest.mark.filterwarnings("ignore:Your environment should override")

@@ -100,7 +100,7 @@ class PettingZooGame:
         ids = roles.ids(self._names)
         self._readers, self._writers, self._masked = spaces_of(envs[0], self._names, ids, observe)
         self._is_new, self._is_late_noted = True, False
-        self._won, self._lost = 0, False
+        self._won, self._lost, self._do_agree = 0, False, True
         self._teams = np.array([identity.team for identity in ids], np.int64)
         self._ids = dict(zip(self._names, map(str, ids), strict=True))
         self._name_of = {str(identity): identity.name for identity in ids}
@@ -268,6 +268,7 @@ class PettingZooGame:
         outcomes = 0.5 + 0.5 * np.sign(np.add(rewards, shared)) if self._roles.outcomes else None
         if outcomes is not None:
             self._note_outcomes(outcomes)
+            self._note_disagreement(agents, matches, outcomes)
         return ends(
             agents,
             self._rows(name, agents, seen),
@@ -287,6 +288,18 @@ class PettingZooGame:
                 f"{NOTICE}{self._won} agents have won, and none has lost: the sign of an agent's last reward is its "
                 "outcome (option outcomes); give those who lose a negative one\n"
             )
+
+    def _note_disagreement(self, agents: Sequence[int], matches: Sequence[int], outcomes: Array) -> None:
+        """Notes once where agents of one team that end a match together have several outcomes."""
+        first: dict[int, float] = {}
+        for row, (match, outcome) in enumerate(zip(matches, outcomes, strict=True)):
+            if self._do_agree and first.setdefault(match, outcome) != outcome:
+                self._do_agree = False
+                whose = self._whose(agents)(row)
+                sys.stderr.write(
+                    f"{NOTICE}the outcome{whose} is {outcome:g}, and {first[match]:g} of a teammate: the sign of "
+                    "an agent's last reward is its outcome (option outcomes); give all of a team one sign\n"
+                )
 
     def _group_ids(self, agents: NDArray[np.int64]) -> NDArray[np.int64]:
         area, index = np.divmod(agents, len(self._names))

@@ -126,6 +126,11 @@ def _environment(env_id: str) -> Callable[..., Value]:
         return forms[0] if len(forms) == 1 else _parallel_or_not(*forms)
     others = registered_by(env_id)
     remedy = f"write name: gymnasium and env_id: {others[0]}" if others else "define it, or name another module"
+    bases = import_optional("pettingzoo", "pettingzoo")
+    for one in vars(module).values():
+        if isinstance(one, type) and one.__module__ == env_id and issubclass(one, bases.ParallelEnv | bases.AECEnv):
+            form = "parallel_env" if issubclass(one, bases.ParallelEnv) else "env"
+            remedy = f"write {form} = {one.__name__} below the class"
     remedy = hidden_by(module) or remedy
     raise SettingsError(f"got module {env_id!r} without parallel_env() and env(); expected one of them; {remedy}")
 

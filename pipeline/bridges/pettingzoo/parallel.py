@@ -94,5 +94,6 @@ class ParallelGame(PettingZooGame):
         for name, part in zip(names[1:-1], others, strict=False):  # infos may be left out
             if absent := first.keys() - part.keys():
                 expected = "those of all observed agents"
-                raise SpecError(got=f"no {name} of {names_of(absent)}", expected=expected, remedy="add them in step()")
+                remedy = "add them in step(), before self.agents is emptied"
+                raise SpecError(got=f"no {name} of {names_of(absent)}", expected=expected, remedy=remedy)
         return parts
