@@ -219,7 +219,8 @@ def _unknown_hyperparameter(root: Entry, entry: Entry, path: Path) -> Iterator[_
 def _option(root: Entry, path: Path) -> str:
     """Returns the remedy for a key that is an option of a bridge, another word for `areas`, or a behavior; or ""."""
     key = str(path[-1])
-    if len(path) == 1 and key in _descend(root, ("behaviors",))[0].mapping:
+    behaviors = root.child("behaviors")
+    if len(path) == 1 and behaviors is not None and key in behaviors.mapping:
         return f"write behaviors.{key}"
     if path[:1] in (("behaviors",), ("default_settings",)) and key in registry.option_types("pettingzoo")[0]:
         return f"move it: {key} belongs to simulators[].options, of pettingzoo"
