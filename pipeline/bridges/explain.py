@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from sparring.pipeline.bridges.spaces import Value
 
 _LARGEST: Final = float(np.finfo(np.float32).max)
+_PARTS: Final = {
+    "reset": "2: observation, info",
+    "step": "5: observation, reward, terminated, truncated, info",
+}
+"""What methods of a Gymnasium environment return."""
 _ALIKE: Final = 0.85
 """How alike two words are, from 0 to 1, of which one is hardly another name."""
 _OWN: Final = str(Path(sparring.__file__).parent)
@@ -163,8 +168,8 @@ def naming_code(method: Callable[Concatenate[_A, _P], _R]) -> Callable[Concatena
             if place_of(missing):
                 raise
             raise _undefined(owner, traceback.extract_tb(missing.__traceback__)[-1].name) from missing
-        except (SpecError, NotFinite, TypeError) as caught:
-            error = _uncallable(call, caught) if isinstance(caught, TypeError) else caught
+        except (SpecError, NotFinite, TypeError, ValueError) as caught:
+            error = caught if isinstance(caught, (SpecError, NotFinite)) else _uncallable(call, caught)
             # A step may begin the next episode, or ask for the next turn.
             wrong = next((one for one in ("reset", "last") if f"{one}()" in error.got), call)
             code = getattr(getattr(owner, wrong, None), "__code__", None)
@@ -183,13 +188,17 @@ def _undefined(owner: type, method: str) -> SpecError:
     return SpecError(got=f"{owner.__name__} without {method}()", expected="one", remedy="define it")
 
 
-def _uncallable(call: str, error: TypeError) -> SpecError:
-    """Returns the error of a method that does not take the arguments of its call.
+def _uncallable(call: str, error: Exception) -> SpecError:
+    """Returns the error of a method that does not take the arguments of its call, or returns what no wrapper unpacks.
 
     Raises:
-        TypeError: the error is another one.
+        Exception: the error is another one.
     """
-    if f"{call}() " not in str(error) or place_of(error):
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    if "unpack" in str(error) and "/gymnasium/" in last.filename and last.name in _PARTS:
+        got, expected = f"what {last.name}() returns: {error}", f"a tuple of {_PARTS[last.name]}"
+        return SpecError(got=got, expected=expected, remedy="return all of them")
+    if not isinstance(error, TypeError) or f"{call}() " not in str(error) or place_of(error):
         raise error
     arguments = {"reset": "seed=None, options=None", "step": "action"}[call]
     return SpecError(got=str(error), expected=f"def {call}(self, {arguments})", remedy="correct its arguments")

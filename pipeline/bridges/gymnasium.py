@@ -105,13 +105,18 @@ def make_gymnasium(
     _check_module(env_id)
     name = behavior or re.sub(r"-v\d+$", "", env_id.split(":")[-1].split("/")[-1]) or env_id
     classes, observe = read_wrappers(wrappers), partial(Observations, brightest=brightest, images=images)
-    if classes and vectorization == "native":
-        raise SettingsError("got wrappers with vectorization native; expected one of them; leave one out")
     try:
-        suits = areas >= _NATIVE_FROM and not video and vectorization == "auto"
-        if (has_native := suits and _has_native(env_id)) and (options or classes):
-            has_native = _note_unused_vector(env_id, areas, "options and wrappers are for its single form")
-        if vectorization == "native" or has_native:
+        has_single, has_native = _forms(env_id)
+        is_native = vectorization == "native" or (has_native and not has_single and vectorization == "auto")
+        if is_native and (classes or video):
+            remedy = f"register {env_id!r} with entry_point= as well" if not has_single else "leave vectorization out"
+            got, other = ("wrappers", "the wrappers") if classes else (f"the video {video}", "the video")
+            expected = "a single form, of which these are"
+            raise SettingsError(f"got {got} with a vector form; expected {expected}; {remedy}, or leave out {other}")
+        suits = has_native and areas >= _NATIVE_FROM and not video and vectorization == "auto" and not is_native
+        if suits and (options or classes):
+            suits = _note_unused_vector(env_id, areas, "options and wrappers are for its single form")
+        if is_native or suits:
             vector = gymnasium.make_vec(env_id, areas, vectorization_mode="vector_entry_point", **options)
             if vector.metadata.get("autoreset_mode") == gymnasium.vector.AutoresetMode.NEXT_STEP:
                 if (found := attribute(vector, "num_envs")) != areas:
@@ -120,13 +125,14 @@ def make_gymnasium(
                 note_meant(options, make_gymnasium)
                 return check_images(NativeGame(name, vector, observe), images)
             vector.close()
-            if vectorization == "native":
-                raise SettingsError(
-                    f"got vectorization native, and {env_id!r} without autoreset_mode NEXT_STEP in its metadata; "
-                    "expected it, because a step must return the last observation of an episode; add it, or leave "
-                    "vectorization out"
-                )
             mode = vector.metadata.get("autoreset_mode")
+            if is_native:
+                remedy = "reset an area in the step after its end, and say so in metadata"
+                raise SettingsError(
+                    f"got the vector form of {env_id!r} with metadata['autoreset_mode'] {mode}; expected "
+                    "AutoresetMode.NEXT_STEP, because a step must return the last observation of an episode; "
+                    + (f"{remedy}, or leave vectorization out" if has_single else remedy)
+                )
             _note_unused_vector(env_id, areas, f"metadata['autoreset_mode'] is {mode}, not AutoresetMode.NEXT_STEP")
         make = partial(gymnasium.make, env_id, disable_env_checker=True, **options)  # what it returns is checked here
         envs = make_areas(make, areas, classes, video)
@@ -177,8 +183,8 @@ def _refusal(env_id: str, options: Mapping[str, Option], error: Exception) -> Se
             expected, remedy = not_imported(env_id.partition(":")[0], error)
         case gymnasium.error.Error() if "vector entry point" in str(error):
             expected, remedy = "a vector form of its own", "leave vectorization out, or register vector_entry_point="
-        case gymnasium.error.Error() if _has_native(env_id):
-            expected, remedy = "a single form, which this one lacks", "take its own: set vectorization to native"
+        case gymnasium.error.Error() if not _forms(env_id)[0]:
+            expected, remedy = "a single form, which this one lacks", "leave vectorization out, for its vector form"
         case TypeError() if "must inherit from" in str(error):
             expected = "a subclass of gymnasium.Env"
             remedy = "derive it from that, or register a vector environment with vector_entry_point="
@@ -222,7 +228,8 @@ def _registration(env_id: str) -> str:
     return f"let {found.__file__} register it, by gymnasium.register(id={plain!r}, entry_point=...)"
 
 
-def _has_native(env_id: str) -> bool:
+def _forms(env_id: str) -> tuple[bool, bool]:
+    """Returns whether an environment has a single form, and one of its own for several areas."""
     import gymnasium
 
     module, _, plain = env_id.rpartition(":")
@@ -231,8 +238,8 @@ def _has_native(env_id: str) -> bool:
     try:
         spec = gymnasium.spec(plain)
     except gymnasium.error.Error:  # `make` takes an id without version as the last one
-        return False
-    return bool(spec.vector_entry_point and not spec.additional_wrappers)
+        return True, False
+    return spec.entry_point is not None, bool(spec.vector_entry_point and not spec.additional_wrappers)
 
 
 class _GymnasiumBase:

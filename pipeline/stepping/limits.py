@@ -152,5 +152,6 @@ def unknown_behavior(text: str, known: Iterable[str]) -> RemoteProtocolError:
         got=f"behavior {text!r}",
         expected=f"one of {sorted(known)}",
         remedy=f"write `{name}: {{}}` below `behaviors` of the configuration, or default_settings, which "
-        "count for any other name; or correct the name in the simulator (option behavior of a bridge)",
+        "count for any other name; or correct the name in the simulator (option behavior of a bridge; with "
+        "pettingzoo, the option behaviors: per_type names a behavior for each type of agents, as red of red_0)",
     )

@@ -212,7 +212,9 @@ class Supervisor:
         run, named = self.active.topology.run, self._named() | first  # a restarted stepping process knows none yet
         if missing := sorted(run.settings.behaviors.keys() - named - {*run.added}):
             cause, effect = "no simulator has named them", "the run does not end without them"
-            remedy = "correct the names, or remove them from the configuration"
+            remedy = (
+                "correct the names, or remove them; pettingzoo has the option behaviors: per_type for types of agents"
+            )
             details = {"named": sorted(named), "cause": cause, "effect": effect, "remedy": remedy}
             self._log.warning("behaviors_missing", behaviors=missing, **details, notice=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -367,10 +368,14 @@ def test_what_cannot_be_made_has_the_remedy_for_its_cause(tmp_path: Path) -> Non
         with pytest.raises(SettingsError, match=explained):
             make_gymnasium(env_id, **options)
     gymnasium.register("Many", vector_entry_point=lambda num_envs: ReturnsMany(BOTH, NO, {}))
-    with pytest.raises(
-        SettingsError, match=r"expected a single form, which this one lacks; .* vectorization to native"
-    ):
-        make_gymnasium(f"{__name__}:Many")
+    assert isinstance(make_gymnasium(f"{__name__}:Many", 2), NativeGame), "it has no other form"
+    with pytest.raises(SettingsError, match=r"expected a single form, which this one lacks; leave vectorization out"):
+        make_gymnasium(f"{__name__}:Many", 2, vectorization="sync")
+    register = "of which these are; register '.*:Many' with entry_point= as well, or leave out the"
+    with pytest.raises(SettingsError, match=f"got the video a.gif with a vector form; expected a .*, {register} video"):
+        make_gymnasium(f"{__name__}:Many", 2, video="a.gif")
+    with pytest.raises(SettingsError, match=f"got wrappers with a vector form; .*, {register} wrappers"):
+        make_gymnasium(f"{__name__}:Many", 2, wrappers="gymnasium.wrappers.TimeAwareObservation")
     assert make_gymnasium(f"{__name__}:Many", 2, vectorization="native").name == "Many"
     with pytest.raises(SpecError, match=r"got num_envs 2 of the vector form .*; expected 8, as asked for"):
         make_gymnasium(f"{__name__}:Many", 8, vectorization="native")
@@ -528,9 +533,33 @@ def test_a_vector_form_of_another_kind_is_refused_where_it_is_demanded() -> None
     class Other(ReturnsMany):
         metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
 
-    gymnasium.register("Other", vector_entry_point=lambda num_envs: Other(BOTH, NO, {}))
-    with pytest.raises(SettingsError, match="without autoreset_mode NEXT_STEP"):
-        make_gymnasium(f"{__name__}:Other", 2, vectorization="native")
+    rule = (
+        r"AutoresetMode.SAME_STEP; expected AutoresetMode.NEXT_STEP, .*; reset an area in the step after its end"
+    )
+    for env_id, forms, end in (
+        ("Other", {}, "and say so in metadata$"),
+        ("Both", {"entry_point": lambda: Returns((ZERO, {}))}, "and say so in metadata, or leave vectorization out$"),
+    ):
+        gymnasium.register(env_id, vector_entry_point=lambda num_envs: Other(BOTH, NO, {}), **forms)
+        with pytest.raises(SettingsError, match=f"{rule}, {end}"):
+            make_gymnasium(f"{__name__}:{env_id}", 2, vectorization="native")
+    with pytest.raises(SettingsError, match=rf"{rule}, and say so in metadata$"):
+        make_gymnasium(f"{__name__}:Other", 2)
+
+
+@pytest.mark.parametrize(("method", "part"), [("reset", "2: observation, info"), ("step", "5: observation, reward")])
+def test_what_a_wrapper_of_gymnasium_cannot_unpack_is_answered_in_the_same_words(method: str, part: str) -> None:
+    """An environment with a limit of steps has one."""
+    for number, wrong in enumerate((None, (ZERO, 0.0, False) if method == "step" else (ZERO, {}, {}))):
+        given = (wrong, None) if method == "reset" else ((ZERO, {}), wrong)
+        env_id = f"{method.title()}{number}"
+        gymnasium.register(env_id, partial(Returns, *given), max_episode_steps=9)
+        wrappers = '[{"class": "gymnasium.wrappers.TimeAwareObservation"}]'
+        game = make_gymnasium(f"{__name__}:{env_id}", wrappers=wrappers)
+        expected = rf"got what {method}\(\) returns: .*unpack.*; expected a tuple of {part}"
+        with pytest.raises(SpecError, match=expected):  # noqa: PT012 - both are its call
+            game.reset({}, 0)
+            game.step(chosen(f"{env_id}?team=0", 0))
 
 
 def test_a_vector_form_that_is_not_used_is_noted_with_the_cause(capsys: pytest.CaptureFixture[str]) -> None:

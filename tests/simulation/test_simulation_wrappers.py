@@ -148,7 +148,7 @@ def test_with_wrappers_many_areas_are_single_environments() -> None:
     """The environment's own vectorization does not support wrappers."""
     assert isinstance(make_gymnasium("CartPole-v1", 16), NativeGame)
     assert isinstance(make_gymnasium("CartPole-v1", 16, wrappers=f"{HERE}.PlusOne"), GymnasiumGame)
-    with pytest.raises(SettingsError, match=r"got wrappers with vectorization native; expected .*; leave one out"):
+    with pytest.raises(SettingsError, match=r"got wrappers with a vector form; .*; leave vectorization out, or"):
         make_gymnasium("CartPole-v1", 16, wrappers=f"{HERE}.PlusOne", vectorization="native")
 
 
