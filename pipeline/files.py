@@ -117,7 +117,13 @@ def temporary_folder() -> Path:
         SettingsError: no folder can be written.
     """
     try:
-        return Path(tempfile.gettempdir())
+        found = tempfile.gettempdir()
+        found.encode()
+        return Path(found)
+    except UnicodeEncodeError:
+        raise SettingsError(
+            f"got the folder for temporary files {found!r}; expected a path in UTF-8; set TMPDIR to another folder"
+        ) from None
     except OSError as error:
         raise SettingsError(
             f"got no folder for temporary files ({error.strerror}); expected one with room, and limits that allow "

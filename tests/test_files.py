@@ -66,6 +66,12 @@ def test_no_folder_for_temporary_files_is_refused_with_a_remedy(monkeypatch: pyt
         files.temporary_folder()
 
 
+def test_a_folder_for_temporary_files_that_no_library_can_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: "/tmp/t\udcff")
+    with pytest.raises(SettingsError, match=r"t.udcff'; expected a path in UTF-8; set TMPDIR"):
+        files.temporary_folder()
+
+
 def test_a_folder_is_gone_where_another_is_in_its_place_and_not_where_it_cannot_be_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

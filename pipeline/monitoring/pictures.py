@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -25,4 +28,12 @@ def png(drawn: Figure) -> bytes:
     """Returns a figure as a file of PNG."""
     stream = io.BytesIO()
     drawn.savefig(stream, format="png", dpi=100)
+    _remove_temporary_folder()
     return stream.getvalue()
+
+
+def _remove_temporary_folder() -> None:
+    """Removes the folder that matplotlib makes where it cannot write its own: it would stay where a service ends."""
+    folder = Path(os.environ.get("MPLCONFIGDIR", ""))
+    if folder.parent == Path(tempfile.gettempdir()) and folder.name.startswith("matplotlib-"):
+        shutil.rmtree(folder, ignore_errors=True)

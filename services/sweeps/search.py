@@ -160,6 +160,10 @@ class Search:
                 await self._train(self._next())
             except SettingsError as refused:
                 self._give_up(refused)
+            except optuna.exceptions.StorageInternalError as error:
+                got = f"the study that cannot be written: {error.__cause__ or error}".splitlines()[0]
+                remedy = "end what else uses the file, or make room, and go on with --resume"
+                self._give_up(ServiceError(f"got {got}; expected it for this sweep alone; {remedy}"))
 
     def _next(self) -> optuna.Trial:
         """Returns a new trial, whose values can be run together."""

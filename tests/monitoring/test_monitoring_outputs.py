@@ -197,6 +197,16 @@ def test_curves_do_not_depend_on_the_windows_of_the_user() -> None:
     assert (found.returncode, found.stdout) == (0, "b'PNG'\n"), found.stderr
 
 
+def test_pictures_leave_no_folder_where_matplotlib_cannot_write_its_own(tmp_path: Path) -> None:
+    """A service ends without the hook at exit that would remove it."""
+    code = "import os; from sparring.pipeline.monitoring.pictures import *; png(figure(1, 1)); os._exit(0)"
+    away = dict.fromkeys(("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"), "/proc/nowhere")
+    environment = {key: value for key, value in os.environ.items() if key != "MPLCONFIGDIR"} | away
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    subprocess.run(command, env=environment | {"TMPDIR": str(tmp_path)}, timeout=60, check=True)
+    assert not list(tmp_path.iterdir())
+
+
 def titles(monkeypatch: Patch, intervals: list[Interval]) -> list[str]:
     """Returns the titles of the panels in a picture of these intervals."""
     found: list[str] = []

@@ -153,6 +153,20 @@ async def test_search_whose_trials_fail_ends_with_the_last_one_s_log(tmp_path: P
     assert {one.error for one in outcomes(session.study, sweep)} == {"no game"}
 
 
+async def test_search_whose_study_another_program_locks_ends_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = read(tmp_path, f"trials: 2\n{SPACE}")
+    session = Session(sweep, tmp_path, FakeRuns(good))
+
+    def ask(_: object) -> optuna.Trial:
+        raise optuna.exceptions.StorageInternalError("of the commit") from OSError("database is locked\n[SQL: ...]")
+
+    monkeypatch.setattr(optuna.Study, "ask", ask)
+    with pytest.raises(ServiceError, match=r"^got the study that cannot be written: database is locked; .* --resume$"):
+        await session.search.run()
+
+
 async def test_few_failed_trials_end_no_search_and_are_none_of_its_best(tmp_path: Path) -> None:
     sweep = read(tmp_path, f"trials: 6\npruner: none\n{SPACE}")
 
