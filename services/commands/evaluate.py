@@ -75,8 +75,10 @@ def run(args: argparse.Namespace) -> int:
         log = directory / "logs" / "simulator-0.stderr"
         is_written = _changed_ns(args.video) != before
         files.append(str(args.video) if is_written else f"warning: {args.video} was not written; {log} may say why")
-    sys.stdout.write("".join(f"{line}\n" for line in [*_lines(found), *files]))
-    return _exit_status(found, args.at_least)
+    ending = _exit_status(found, args.at_least)
+    below = [f"  a mean reward is below --at-least {args.at_least:g}"] if ending == BELOW else []
+    sys.stdout.write("".join(f"{line}\n" for line in [*_lines(found), *below, *files]))
+    return ending
 
 
 def _changed_ns(file: Path) -> int | None:

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from sparring.pipeline.demonstrations.episodes import read
+from sparring.pipeline.errors import BELOW
 from sparring.pipeline.evaluation.statistics import by_team, describe
 from sparring.services.commands import evaluate
 from sparring.services.commands.runs import find
@@ -80,6 +81,7 @@ def evaluated(trained: Path, *arguments: str, status: int = 0) -> tuple[Path, di
     command = PlayCommand("evaluate", str(trained), *arguments)
     assert command.end() == status, command.text
     assert command.lines[-1] == str(command.directory / "evaluation.json")
+    assert ("  a mean reward is below --at-least 99" in command.lines) == (status == BELOW)
     return command.directory, json.loads((command.directory / "evaluation.json").read_text())
 
 
