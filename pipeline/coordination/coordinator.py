@@ -81,6 +81,12 @@ class Coordinator:
         self._sources: dict[str, str] = {}  # by stepping service, its incarnation
         self._matches: dict[str, int] = {}  # by incarnation of stepping, results that it has reported
         self._simulators = SimulatorTotals()
+        self._absent: dict[str, StepLedger] = {}  # of behaviors that an earlier session had, and this one has not
+
+    def add(self, name: str, ledger: StepLedger) -> None:
+        """Adds a behavior, which continues from what an earlier session has counted of it."""
+        former = self._absent.pop(name, None)
+        self.ledgers[name] = ledger if former is None else ledger.continue_from(former)
 
     # ---------------------------------------------------------------- what the stages report
 
@@ -239,7 +245,7 @@ class Coordinator:
             OSError: the disk is full or the folder cannot be written.
         """
         state = SavedState(
-            behaviors=self.ledgers,
+            behaviors=self._absent | self.ledgers,
             self_play=None if self.ghosts is None else self.ghosts.keep(),
             lessons=self.lessons,
             matches=self._matches,
@@ -254,12 +260,13 @@ class Coordinator:
             self.ghosts.restore(saved.self_play)
         self.lessons = self.lessons.continue_from(saved.lessons)
         self._matches, self._simulators = saved.matches, saved.simulators
-        for name in saved.behaviors.keys() & self.ledgers.keys():
-            self.ledgers[name] = self.ledgers[name].continue_from(saved.behaviors[name])
+        self._absent = dict(saved.behaviors)
+        for name, ledger in self.ledgers.items():
+            self.add(name, ledger)
 
     def begin_session(self, saved: SavedState | None) -> None:
         """Begins another session of a run, after `saved` of the former one; None where its file is gone."""
-        for ledger in self.ledgers.values():
+        for ledger in (*self.ledgers.values(), *self._absent.values()):
             ledger.close_former_run()
         if saved is None:
             self._simulators.unheard.add("")

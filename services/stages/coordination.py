@@ -318,7 +318,7 @@ def add_behaviors(coordinator: Coordinator, context: Context, names: Iterable[st
     run = context.run
     for name in names:
         behavior = run.behavior(name)
-        coordinator.ledgers[name] = StepLedger(
+        ledger = StepLedger(
             least_update_steps=behavior.hyperparameters.update_steps,
             budget=run.settings.step_budget(behavior),
             agent_steps=run.settings.agent_steps(behavior),
@@ -328,6 +328,7 @@ def add_behaviors(coordinator: Coordinator, context: Context, names: Iterable[st
             added=name in run.added,
             most_agents=run.settings.pipeline.max_agents,
         )
+        coordinator.add(name, ledger)
         ghosts, external = coordinator.ghosts, opponents_of(run.directory).get(name, ())
         if behavior.self_play is not None and ghosts is not None and isinstance(ghosts.rules, SelfPlay):
             ghosts.rules.add(name, behavior.self_play, behavior.max_steps, external)

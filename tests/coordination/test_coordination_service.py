@@ -64,6 +64,30 @@ def test_a_resumed_run_compares_with_simulators_only_what_it_knows_of_them(missi
         assert resumed.state().unaccounted == {"B": 0}
 
 
+@pytest.mark.parametrize("named", ["at the start", "later"])
+def test_a_session_without_a_behavior_keeps_what_was_counted_of_it(named: str) -> None:
+    """Its configuration may lack it by mistake, and the next session has it again, or simulators name it."""
+    session = Coordinator("coordination.1")
+    session.add("B", StepLedger(least_update_steps=64, overlap=1))
+    session.ledgers["B"].recover(40)
+    assert session.state().step_counts["B"].produced == 40
+    session.close([None])
+    for number in (2, 3):
+        saved = SAVED.validate_json(session.saved())
+        session = Coordinator(f"coordination.{number}")
+        if number == 3 and named == "at the start":
+            session.add("B", StepLedger(least_update_steps=64, overlap=1))
+        session.restore(saved)
+        session.begin_session(saved)
+        if number == 2:
+            assert not session.state().step_counts
+            session.close([None])
+    if named == "later":
+        session.add("B", StepLedger(least_update_steps=64, overlap=1))
+    counts = session.state().step_counts["B"]
+    assert (counts.produced, counts.lost) == (40, 40)
+
+
 @pytest.mark.parametrize("connected", [False, True])
 def test_a_process_that_was_connected_to_a_dead_stepping_is_compared_once_it_is_back(connected: bool) -> None:
     """It may have died, too, with steps that the learner has received and that nobody can count any more."""

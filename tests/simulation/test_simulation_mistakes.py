@@ -533,9 +533,7 @@ def test_a_vector_form_of_another_kind_is_refused_where_it_is_demanded() -> None
     class Other(ReturnsMany):
         metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
 
-    rule = (
-        r"AutoresetMode.SAME_STEP; expected AutoresetMode.NEXT_STEP, .*; reset an area in the step after its end"
-    )
+    rule = r"AutoresetMode.SAME_STEP; expected AutoresetMode.NEXT_STEP, .*; reset an area in the step after its end"
     for env_id, forms, end in (
         ("Other", {}, "and say so in metadata$"),
         ("Both", {"entry_point": lambda: Returns((ZERO, {}))}, "and say so in metadata, or leave vectorization out$"),
