@@ -221,8 +221,8 @@ class Run:
     def _result(self, status: int) -> RunResult:
         path = self.folder / "summary.json"
         try:
-            if status and identity_of(path.stat()) in self._former:
-                raise FileNotFoundError(path)  # it is of an earlier session
+            if status == BAD_INPUT or (status and identity_of(path.stat()) in self._former):
+                raise FileNotFoundError(path)  # it is of another run, or of an earlier session
             summary = json.loads(regular(path).read_bytes())
             return RunResult(self.folder, summary["status"], summary.get("error") or "", summary["behaviors"])
         except DAMAGE:  # it has not begun

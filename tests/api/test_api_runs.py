@@ -167,6 +167,14 @@ def test_what_cannot_be_run_is_refused_as_by_the_command(tmp_path: Path) -> None
     (tmp_path / "goal" / "summary.json").write_text('{"status": "completed", "behaviors": {}}')
     with pytest.raises(sparring.SettingsError, match="got run id 'goal', which exists"):
         sparring.train(GOAL, results_dir=tmp_path, run_id="goal")
+    first = sparring.start(GOAL, ENDLESS, results_dir=tmp_path, run_id="both")
+    next(iter(first))
+    second = sparring.start(GOAL, results_dir=tmp_path, run_id="both")
+    assert second._process.wait(60.0) == 2
+    first.stop()
+    assert first.wait(60.0).status == "stopped"
+    with pytest.raises(sparring.SettingsError, match="got run id 'both', which exists"):  # asked for when both are over
+        second.wait(60.0)
     failing = {**GOAL, "simulators": [{"command": [sys.executable, "-c", "raise SystemExit('no game')"]}]}
     with pytest.raises(sparring.RunFailed, match="no game") as failed:
         sparring.train(failing, results_dir=tmp_path)
