@@ -81,6 +81,7 @@ class Coordinator:
         self._sources: dict[str, str] = {}  # by stepping service, its incarnation
         self._matches: dict[str, int] = {}  # by incarnation of stepping, results that it has reported
         self._simulators = SimulatorTotals()
+        self._self_play: SavedGhosts | None = None  # of an earlier session; what it is where this one has none
         self._absent: dict[str, StepLedger] = {}  # of behaviors that an earlier session had, and this one has not
 
     def add(self, name: str, ledger: StepLedger) -> None:
@@ -246,7 +247,7 @@ class Coordinator:
         """
         state = SavedState(
             behaviors=self._absent | self.ledgers,
-            self_play=None if self.ghosts is None else self.ghosts.keep(),
+            self_play=self._self_play if self.ghosts is None else self.ghosts.keep(),
             lessons=self.lessons,
             matches=self._matches,
             simulators=self._simulators,
@@ -256,6 +257,7 @@ class Coordinator:
 
     def restore(self, saved: SavedState) -> None:
         """Continues from what an earlier incarnation has saved."""
+        self._self_play = saved.self_play
         if self.ghosts is not None and saved.self_play is not None:
             self.ghosts.restore(saved.self_play)
         self.lessons = self.lessons.continue_from(saved.lessons)

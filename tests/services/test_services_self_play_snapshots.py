@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparring.pipeline.coordination.coordinator import SAVED, Coordinator
 from sparring.pipeline.coordination.ghosts import Ghosts, Snapshots
 from sparring.pipeline.coordination.self_play import SelfPlay
 from sparring.pipeline.coordination.settings import SelfPlaySettings
@@ -72,6 +74,17 @@ def test_every_version_of_the_window_is_on_disk(tmp_path: Path, burst: int) -> N
     playing = {record.version: record.arrays["bias"][0] for record in topic.latest.values()}
     assert playing
     assert all(version == value for version, value in playing.items())
+
+
+def test_session_without_self_play_keeps_what_an_earlier_one_has_saved(tmp_path: Path) -> None:
+    one = ghosts(tmp_path, FakeTopic())
+    register_teams(one)
+    one.weights(weights(1))
+    saved = Coordinator("coordination.1", ghosts=one).saved()
+    assert json.loads(saved)["self_play"]["rules"]["sides"][NAME]["window"] == [1]
+    without = Coordinator("coordination.2")
+    without.restore(SAVED.validate_json(saved))
+    assert json.loads(without.saved())["self_play"] == json.loads(saved)["self_play"]
 
 
 def test_restored_coordination_keeps_the_saved_rules_and_ghosts(tmp_path: Path) -> None:
