@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -328,20 +328,29 @@ class GymnasiumGame(_GymnasiumBase):
             over = act.agents[rows]
             ended = ends(over, self._rows(over, last), rewards=rewards[rows], interrupted=interrupted)
             rewards[rows] = 0
-        masks = self._masks(act.agents, infos)
-        return self._report(decisions(act.agents, self._rows(act.agents, seen), rewards=rewards, masks=masks), ended)
+        masks = self._masks(act.agents, infos, rows)
+        found = self._rows(act.agents, seen, rows)
+        return self._report(decisions(act.agents, found, rewards=rewards, masks=masks), ended)
 
     def close(self) -> None:
         """Closes the environments."""
         for env in self._envs:
             env.close()
 
-    def _rows(self, areas: NDArray[np.int64], seen: Sequence[Value]) -> tuple[Array, ...]:
-        return self._observations.rows(seen, lambda row: f" of area {areas[row]}")
+    def _rows(self, areas: NDArray[np.int64], seen: Sequence[Value], begun: Collection[int] = ()) -> tuple[Array, ...]:
+        """Returns the columns of observations, of which some rows have `begun` an episode within a step."""
+        return self._observations.rows(seen, partial(_whose, areas, begun))
 
-    def _masks(self, areas: NDArray[np.int64], infos: Sequence[Mapping[str, Value]]) -> NDArray[np.bool_] | None:
+    def _masks(
+        self, areas: NDArray[np.int64], infos: Sequence[Mapping[str, Value]], begun: Collection[int] = ()
+    ) -> NDArray[np.bool_] | None:
         masks = [info.get("action_mask") for info in infos]
-        return self._actions.forbidden(masks, lambda row: f" of area {areas[row]}")
+        return self._actions.forbidden(masks, partial(_whose, areas, begun))
+
+
+def _whose(areas: NDArray[np.int64], begun: Collection[int], row: int) -> str:
+    """Says in messages whose value that of a row is, and where a step has got it from."""
+    return f" of area {areas[row]}" + " from reset()" * (row in begun)
 
 
 class NativeGame(_GymnasiumBase):

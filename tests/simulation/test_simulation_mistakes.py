@@ -664,6 +664,41 @@ def _none_ends(env: Pair, *parts: Any) -> Any:
     return parts
 
 
+def _second_reset(env: Pair, *parts: Any) -> Any:
+    env.resets = getattr(env, "resets", 0) + (not parts[2:])
+    return ({"a": ZERO, "b": np.zeros(2)}, {}) if env.resets == 2 and not parts[2:] else parts
+
+
+def test_an_agent_that_has_ended_and_stays_is_noted_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def caught(env: Pair, *parts: Any) -> Any:
+        """Ends b in the first step alone, and lets it stay."""
+        return (*parts[:2], {"a": env.steps == 4, "b": env.steps in (1, 4)}, *parts[3:]) if parts[2:] else parts
+
+    class Long(Pair):
+        def step(self, actions: Any) -> Any:
+            found = super().step(actions)
+            self.agents = [] if self.steps == 4 else ["a", "b"]
+            return found
+
+    play(lambda **_: Long(caught), "parallel_env", monkeypatch)
+    noted = "notice: 'b' has ended and acts again in the same episode, as a new agent; step() takes agents that have"
+    assert capsys.readouterr().err == f"{noted} ended out of self.agents\n"
+
+
+def test_what_a_later_reset_returns_is_placed_in_it() -> None:
+    class Growing(Returns):
+        def reset(self, **_: Any) -> Any:
+            self.begun = np.zeros(len(self.begun) + 1, np.float32)
+            return self.begun, {}
+
+    game = GymnasiumGame("a", [Growing(np.zeros(0), (ZERO, 0.0, True, False, {}))])
+    game.reset({}, 0)
+    with pytest.raises(SpecError, match=r"of area 0 from reset\(\); .* \(reset\(\) of Growing, "):
+        game.step(chosen("a?team=0", 0))
+
+
 @pytest.mark.parametrize(
     ("spoil", "explained"),
     [
@@ -687,7 +722,15 @@ def _none_ends(env: Pair, *parts: Any) -> Any:
         ),
         (
             lambda env, *parts: ({"a": ZERO, "b": np.zeros(2)}, *parts[1:]),
-            r"observation 'observation' of agent 'b' in area 0; .* \(reset\(\) of Pair, ",
+            r"observation 'observation' of agent 'b' in area 0 from reset\(\); .* \(reset\(\) of Pair, ",
+        ),
+        (
+            _second_reset,
+            r"observation 'observation' of agent 'b' in area 0 from reset\(\); .* \(reset\(\) of Pair, ",
+        ),
+        (
+            lambda env, *parts: ({"a": ZERO, "b": np.zeros(2)}, *parts[1:]) if parts[2:] and env.agents else parts,
+            r"observation 'observation' of agent 'b' in area 0; .* \(step\(\) of Pair, ",
         ),
         (
             lambda env, *parts: (*parts[:2], {"a": False, "b": None}, *parts[3:]) if parts[2:] else parts,

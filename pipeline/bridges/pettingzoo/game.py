@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -64,12 +64,14 @@ class Area:
         number: counted from 0.
         match: number of the current episode.
         playing: agents that have decided and not ended in this episode.
+        ended: agents that have ended in this episode.
     """
 
     number: int
     env: AECEnv | ParallelEnv
     match: int = 0
     playing: set[str] = field(default_factory=set)
+    ended: set[str] = field(default_factory=set)
 
 
 class PettingZooGame:
@@ -100,6 +102,7 @@ class PettingZooGame:
         ids = roles.ids(self._names)
         self._readers, self._writers, self._masked = spaces_of(envs[0], self._names, ids, observe)
         self._is_new, self._is_late_noted = True, False
+        self._begun: set[int] = set()  # areas whose episode has begun in this frame
         self._won, self._lost, self._do_agree = 0, False, True
         self._teams = np.array([identity.team for identity in ids], np.int64)
         self._ids = dict(zip(self._names, map(str, ids), strict=True))
@@ -146,6 +149,8 @@ class PettingZooGame:
         """Begins an episode and adds its first decisions."""
         area.match += 1
         area.playing.clear()
+        area.ended.clear()
+        self._begun.add(area.number)
         if gone := [one for one in self._names if one not in area.env.possible_agents]:
             raise SpecError(
                 got=f"possible_agents without {names_of(gone)} after an episode",
@@ -186,6 +191,12 @@ class PettingZooGame:
     ) -> None:
         """Adds an agent that wants an action."""
         area.playing.add(agent)
+        if agent in area.ended and not self._is_late_noted:
+            self._is_late_noted = True
+            sys.stderr.write(
+                f"{NOTICE}{agent!r} has ended and acts again in the same episode, as a new agent; step() takes agents "
+                "that have ended out of self.agents\n"
+            )
         if self._is_new:  # the first row tells what is meant as a mask
             self._is_new, name = False, self._name_of[self._ids[agent]]
             note_unread_masks(self._writers[name].spec, self._readers[name].specs, info or {}, "beside 'observation'")
@@ -207,6 +218,7 @@ class PettingZooGame:
             self._note_late(agent, reward + shared)
         else:
             area.playing.discard(agent)
+            area.ended.add(agent)
             row = Row(*self._numbers(area, agent), kept(seen), reward, shared, interrupted=interrupted)
             self._ended[self._ids[agent]].append(row)
 
@@ -217,7 +229,8 @@ class PettingZooGame:
         self._is_late_noted = True
         sys.stderr.write(
             f"{NOTICE}the reward {reward:g} of {agent!r} is not learned from, because {agent!r} has ended, or was "
-            "never observed; give an agent its last reward with its termination or truncation\n"
+            "never observed; give an agent its last reward with its termination or truncation, and take it out of "
+            "self.agents with that\n"
         )
 
     def _numbers(self, area: Area, agent: str) -> tuple[int, int]:
@@ -225,16 +238,18 @@ class PettingZooGame:
         number = area.number * len(self._names) + self._index[agent]
         return number, area.match * len(self._areas) + area.number
 
-    def _rows(self, name: str, agents: Sequence[int], seen: Sequence[Value]) -> tuple[Array, ...]:
-        """Returns the columns of what agents observe."""
-        return self._readers[name].rows(seen, self._whose(agents))
+    def _rows(
+        self, name: str, agents: Sequence[int], seen: Sequence[Value], begun: Collection[int] = ()
+    ) -> tuple[Array, ...]:
+        """Returns the columns of what agents observe; in the areas of `begun` that is from `reset`."""
+        return self._readers[name].rows(seen, self._whose(agents, begun))
 
-    def _whose(self, agents: Sequence[int]) -> Callable[[int], str]:
-        """Returns what names the agent of a row in messages."""
+    def _whose(self, agents: Sequence[int], begun: Collection[int] = ()) -> Callable[[int], str]:
+        """Returns what names the agent of a row in messages, and `reset` in the areas of `begun`."""
 
         def whose(row: int) -> str:
             area, index = divmod(agents[row], len(self._names))
-            return f" of agent {self._names[index]!r} in area {area}"
+            return f" of agent {self._names[index]!r} in area {area}" + " from reset()" * (area in begun)
 
         return whose
 
@@ -249,17 +264,18 @@ class PettingZooGame:
                 reports.append(BehaviorReport(behavior=identity, decisions=following, ends=last))
         self._deciding.clear()
         self._ended.clear()
+        self._begun.clear()
         return reports
 
     def _decisions(self, name: str, rows: Sequence[Row]) -> Decisions:
         agents, matches, seen, rewards, shared, masks, _ = zip(*rows, strict=True)
         return decisions(
             agents,
-            self._rows(name, agents, seen),
+            self._rows(name, agents, seen, self._begun),
             rewards=rewards,
             groups=self._group_ids(np.array(agents)) if self._roles.groups else None,
             group_rewards=shared if self._roles.shared_reward else None,
-            masks=self._writers[name].forbidden(masks, self._whose(agents)),
+            masks=self._writers[name].forbidden(masks, self._whose(agents, self._begun)),
             matches=matches if len(self._name_of) > 1 else None,
         )
 
