@@ -124,7 +124,9 @@ def test_interrupt_while_services_wait_for_imports_without_end_ends_the_run_at_o
     """Nothing has begun that could be lost. Else each service would be waited for, and the imports themselves."""
     training = Training(tmp_path, str(config(tmp_path, **ENDLESS)), tensorboard=True, forked=False)
     server: list[psutil.Process] = []
+    deadline = time.monotonic() + HANG_S
     while not server:
+        assert time.monotonic() < deadline, training.lines
         children = psutil.Process(training.process.pid).children()
         server = [one for one in children if "sparring.services.process.forking" in one.cmdline()]
     server[0].suspend()
