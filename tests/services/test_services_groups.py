@@ -74,7 +74,8 @@ def test_member_is_credited_with_rewards_after_its_end(tmp_path: Path) -> None:
 def test_ppo_gives_no_credit_for_rewards_after_the_end(tmp_path: Path) -> None:
     """PPO sees rewards up to an agent's end only, so the test above proves credit beyond it.
 
-    Lockstep gives each seed one outcome on a given CPU; the mean is compared, because single outcomes vary.
+    Single outcomes vary, with the seed and with the CPU: of twelve seeds, the last intervals have a mean of 0.21 and a
+    standard deviation of 0.16. So the mean of six seeds is compared.
     """
-    runs = rooms(tmp_path, "ppo", "lockstep", (1, 2))
+    runs = rooms(tmp_path, "ppo", "lockstep", range(1, 7))
     assert mean(last_of(run, "Rooms", "group_reward", 3) for run in runs) < ROOMS_MISSED
