@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,38 +106,15 @@ def make_gymnasium(
     name = behavior or re.sub(r"-v\d+$", "", env_id.split(":")[-1].split("/")[-1]) or env_id
     classes, observe = read_wrappers(wrappers), partial(Observations, brightest=brightest, images=images)
     try:
-        has_single, has_native = _forms(env_id)
-        is_native = vectorization == "native" or (has_native and not has_single and vectorization == "auto")
-        if is_native and (classes or video):
-            remedy = f"register {env_id!r} with entry_point= as well" if not has_single else "leave vectorization out"
-            got, other = ("wrappers", "the wrappers") if classes else (f"the video {video}", "the video")
-            expected = "a single form, of which these are"
-            raise SettingsError(f"got {got} with a vector form; expected {expected}; {remedy}, or leave out {other}")
-        suits = has_native and areas >= _NATIVE_FROM and not video and vectorization == "auto" and not is_native
-        if suits and (options or classes):
-            suits = _note_unused_vector(env_id, areas, "options and wrappers are for its single form")
-        if is_native or suits:
-            vector = gymnasium.make_vec(env_id, areas, vectorization_mode="vector_entry_point", **options)
-            if vector.metadata.get("autoreset_mode") == gymnasium.vector.AutoresetMode.NEXT_STEP:
-                if (found := attribute(vector, "num_envs")) != areas:
-                    got, expected = f"num_envs {found} of the vector form of {env_id!r}", f"{areas}, as asked for"
-                    raise SpecError(got=got, expected=expected, remedy="set self.num_envs to the argument num_envs")
-                note_meant(options, make_gymnasium)
-                return check_images(NativeGame(name, vector, observe), images)
-            vector.close()
-            mode = vector.metadata.get("autoreset_mode")
-            if is_native:
-                remedy = "reset an area in the step after its end, and say so in metadata"
-                raise SettingsError(
-                    f"got the vector form of {env_id!r} with metadata['autoreset_mode'] {mode}; expected "
-                    "AutoresetMode.NEXT_STEP, because a step must return the last observation of an episode; "
-                    + (f"{remedy}, or leave vectorization out" if has_single else remedy)
-                )
-            _note_unused_vector(env_id, areas, f"metadata['autoreset_mode'] is {mode}, not AutoresetMode.NEXT_STEP")
-        make = partial(gymnasium.make, env_id, disable_env_checker=True, **options)  # what it returns is checked here
-        envs = make_areas(make, areas, classes, video)
+        game: GymnasiumGame | NativeGame
+        vector = _vector_form(env_id, areas, vectorization, options, wrapped=bool(classes), video=video)
+        if vector is not None:
+            game = NativeGame(name, vector, observe)
+        else:  # what `make` returns is checked here
+            make = partial(gymnasium.make, env_id, disable_env_checker=True, **options)
+            game = GymnasiumGame(name, make_areas(make, areas, classes, video), observe)
         note_meant(options, make_gymnasium)
-        return check_images(GymnasiumGame(name, envs, observe), images)
+        return check_images(game, images)
     except (gymnasium.error.Error, TypeError, ImportError, AttributeError, ValueError) as error:
         if isinstance(error, AttributeError | ValueError) and place_of(error):
             raise
@@ -163,12 +140,54 @@ def _check_module(env_id: str) -> None:
         )
 
 
-def _note_unused_vector(env_id: str, areas: int, why: str) -> Literal[False]:
+def _vector_form(
+    env_id: str, areas: int, vectorization: str, options: Mapping[str, Any], *, wrapped: bool, video: str
+) -> VectorEnv[Value, Value, Array] | None:
+    """Returns the vector form of an environment if it is asked for, the only form, or the faster one; else None.
+
+    Raises:
+        SettingsError: it is needed, and cannot be used.
+        SpecError: it has another number of areas.
+    """
+    import gymnasium
+
+    has_single, has_vector = _forms(env_id)
+    is_needed = vectorization == "native" or (has_vector and not has_single and vectorization == "auto")
+    if is_needed and (wrapped or video):
+        remedy = "leave vectorization out" if has_single else f"register {env_id!r} with entry_point= as well"
+        got, other = ("wrappers", "the wrappers") if wrapped else (f"the video {video}", "the video")
+        expected = "a single form, of which these are"
+        raise SettingsError(f"got {got} with a vector form; expected {expected}; {remedy}, or leave out {other}")
+    if not is_needed:
+        if not has_vector or areas < _NATIVE_FROM or video or vectorization != "auto":
+            return None
+        if options or wrapped:
+            _note_unused_vector(env_id, areas, "options and wrappers are for its single form")
+            return None
+    vector = gymnasium.make_vec(env_id, areas, vectorization_mode="vector_entry_point", **options)
+    mode = vector.metadata.get("autoreset_mode")
+    if mode == gymnasium.vector.AutoresetMode.NEXT_STEP:
+        if (found := attribute(vector, "num_envs")) != areas:
+            got, expected = f"num_envs {found} of the vector form of {env_id!r}", f"{areas}, as asked for"
+            raise SpecError(got=got, expected=expected, remedy="set self.num_envs to the argument num_envs")
+        return vector
+    vector.close()
+    if not is_needed:
+        _note_unused_vector(env_id, areas, f"metadata['autoreset_mode'] is {mode}, not AutoresetMode.NEXT_STEP")
+        return None
+    remedy = "reset an area in the step after its end, and say so in metadata"
+    raise SettingsError(
+        f"got the vector form of {env_id!r} with metadata['autoreset_mode'] {mode}; expected "
+        "AutoresetMode.NEXT_STEP, because a step must return the last observation of an episode; "
+        + (f"{remedy}, or leave vectorization out" if has_single else remedy)
+    )
+
+
+def _note_unused_vector(env_id: str, areas: int, why: str) -> None:
     """Notes on standard error why the vector form of an environment is not used."""
     sys.stderr.write(
         f"{NOTICE}the vector form of {env_id!r} is not used, because {why}; {areas} single environments are stepped\n"
     )
-    return False
 
 
 def _refusal(env_id: str, options: Mapping[str, Option], error: Exception) -> SettingsError:
