@@ -50,9 +50,14 @@ class BehaviorSummary:
     self_play: Mapping[str, Json] | None = None
 
     @property
+    def produced(self) -> int:
+        """Returns the steps produced, over all sessions."""
+        return self.step_counts["produced"]
+
+    @property
     def balanced(self) -> bool:
         """Returns whether produced is the sum of the other columns."""
-        return self.step_counts["produced"] == sum(self.step_counts[column] for column in STEP_COUNTS[1:])
+        return self.produced == sum(self.step_counts[column] for column in STEP_COUNTS[1:])
 
 
 def summarize_behavior(overview: Overview, behavior: str, steps_per_s: float) -> BehaviorSummary:
@@ -83,6 +88,11 @@ def from_status(status: Mapping[str, Json]) -> dict[str, BehaviorSummary]:
         KeyError, TypeError: the content is malformed.
     """
     return {behavior: BehaviorSummary(**entry["figures"]) for behavior, entry in status["behaviors"].items()}
+
+
+def from_summary(content: Mapping[str, Json]) -> dict[str, BehaviorSummary]:
+    """Returns the results of every behavior from the content of `summary.json`. Raises as `from_status`."""
+    return {behavior: BehaviorSummary(**entry) for behavior, entry in content["behaviors"].items()}
 
 
 def summary(

@@ -153,7 +153,8 @@ def run(args: argparse.Namespace) -> int:
     with locked(directory):
         if kept.resume:
             _refuse_other_behaviors(args.config, directory, settings)
-        if kept.resume and (end := finished(directory, settings)):
+        former = _former(directory) if kept.resume else None
+        if kept.resume and (end := finished(directory, settings, None if former is None else former.settings)):
             sys.stdout.write(f"{end}\n")
             return 0
         try:
@@ -178,7 +179,6 @@ def _train(args: argparse.Namespace, settings: Settings, notes: list[str], run_i
     settings, added = _with_known(settings, former)
     if kept.resume:
         check_networks(directory, settings, settings.behaviors)
-        (directory / "summary.json").unlink(missing_ok=True)
     # The copy of the former session goes on, and a pipe is read: configuration.yaml has its content.
     with contextlib.suppress(shutil.SameFileError, shutil.SpecialFileError):
         shutil.copyfile(args.config, directory / "config.yaml")
@@ -195,6 +195,7 @@ def _train(args: argparse.Namespace, settings: Settings, notes: list[str], run_i
     if args.offline:
         from sparring.services.commands import offline  # loads PyTorch, which the processes of other runs load
 
+        (directory / "summary.json").unlink(missing_ok=True)
         topology = build(settings, run_id=run_id, directory=directory, seed=seed, resumed=kept.resume)
         shutil.rmtree(directory / _REPLACED, ignore_errors=True)
         return offline.train(topology, notes)

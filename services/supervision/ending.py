@@ -6,17 +6,20 @@ waits for      the reports of restarted services; the end of each part
 unblocked by   these, or the deadlines `pipeline.stop_timeout_s`
 """
 
+import contextlib
 import dataclasses
 import json
 import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import anyio
 
-from sparring.pipeline.files import DAMAGE, regular, write_atomically
+from sparring.pipeline.files import DAMAGE, Json, regular, write_atomically
 from sparring.pipeline.learning.checkpoints import CheckpointFolder, age
 from sparring.pipeline.messages.channels import ASSEMBLY_STATE, LEARNER_STATE, RUN, STEPPING_STATE
-from sparring.pipeline.monitoring.summary import BehaviorSummary, from_status, summary
+from sparring.pipeline.monitoring.summary import BehaviorSummary, from_status, from_summary, summary
 from sparring.services.process import forking
 from sparring.services.supervision.active_run import ActiveRun, Part
 
@@ -114,6 +117,16 @@ def _has_reported(active: ActiveRun, part: Part) -> bool:
 
 # ---------------------------------------------------------------- summary.json
 
+_SUMMARY: Final = "summary.json"
+_FORMER: Final = "summary.former.json"
+"""Summary of the session before, while a resumed run goes on: what a session without a report of its own ends with."""
+
+
+def set_former_aside(directory: Path) -> None:
+    """Renames the summary of the session before, because `summary.json` says that a run has ended."""
+    with contextlib.suppress(FileNotFoundError):
+        (directory / _SUMMARY).replace(directory / _FORMER)
+
 
 def write_summary(active: ActiveRun, wall_s: float) -> None:
     """Writes `summary.json` of a run that has ended after `wall_s` seconds; the run has failed where that fails."""
@@ -121,10 +134,10 @@ def write_summary(active: ActiveRun, wall_s: float) -> None:
     if active.gone:
         active.log.info("run_ended", status=active.status, summary="not written", wall_s=round(wall_s, 1), notice=True)
         return
-    run, path = active.topology.run, active.topology.run.directory / "summary.json"
-    monitored, counted = _monitored(active), active.latest("coordination", RUN)
-    names = {*monitored} | ({name for name, one in counted.step_counts.items() if one.produced} if counted else set())
-    counts = {name: _with_final_counts(active, name, monitored.get(name, BehaviorSummary())) for name in sorted(names)}
+    run, path = active.topology.run, active.topology.run.directory / _SUMMARY
+    known, counted = _known(active), active.latest("coordination", RUN)
+    names = {*known} | ({name for name, one in counted.step_counts.items() if one.produced} if counted else set())
+    counts = {name: _with_final_counts(active, name, known.get(name, BehaviorSummary())) for name in sorted(names)}
     content = summary(
         run_id=run.id,
         status=active.status,
@@ -135,6 +148,7 @@ def write_summary(active: ActiveRun, wall_s: float) -> None:
     ending = {"status": active.status, "summary": str(path), "wall_s": round(wall_s, 1)}
     try:
         write_atomically(path, json.dumps(content, indent=2).encode())
+        (run.directory / _FORMER).unlink(missing_ok=True)
     except OSError as refused:
         active.log.info("summary_not_written", notice=True, **content)
         active.fail_late(f"{path} cannot be written: {refused}")
@@ -144,8 +158,6 @@ def write_summary(active: ActiveRun, wall_s: float) -> None:
 
 def _with_checkpoint(active: ActiveRun, name: str, counted: BehaviorSummary) -> BehaviorSummary:
     """Adds what a resumed run continues from; it logs the steps whose training is not in it."""
-    run = active.latest("coordination", RUN)
-    rated = {} if run is None else run.ratings
     state = active.latest(f"learning-{name}", LEARNER_STATE)
     named, directory = "" if state is None else state.checkpoint, active.topology.run.directory
     newest = next(iter(CheckpointFolder(directory, name).newest_first()), None)
@@ -160,33 +172,46 @@ def _with_checkpoint(active: ActiveRun, name: str, counted: BehaviorSummary) -> 
         counted,
         checkpoint=checkpoint,
         weights_sha256=(state.weights_sha256 or None) if state is not None and saved else None,
-        self_play=dataclasses.asdict(rated[name]) if name in rated else None,
     )
 
 
-def _monitored(active: ActiveRun) -> dict[str, BehaviorSummary]:
-    """Returns the monitor's last summaries."""
+def _known(active: ActiveRun) -> dict[str, BehaviorSummary]:
+    """Returns what the monitor has seen last, or how the session before ended where the monitor has seen no more.
+
+    A monitor that was killed shortly before the end of that session knows less than its summary.
+    """
+    seen, former = _results(active, "status.json", from_status), _results(active, _FORMER, from_summary)
+    return seen | {name: one for name, one in former.items() if name not in seen or one.produced >= seen[name].produced}
+
+
+def _results(
+    active: ActiveRun, name: str, parse: Callable[[Json], dict[str, BehaviorSummary]]
+) -> dict[str, BehaviorSummary]:
+    """Returns the results in a file of the run; none where it is missing or damaged."""
     try:
-        return from_status(json.loads(regular(active.topology.run.directory / "status.json").read_text()))
-    except FileNotFoundError:  # a run that failed before anything was counted
-        active.log.info("summary_missing")
+        return parse(json.loads(regular(active.topology.run.directory / name).read_text()))
+    except FileNotFoundError:  # a run that failed before anything was counted, or a first session
+        active.log.info("results_missing", file=name)
     except DAMAGE as error:
-        active.log.warning("status_unreadable", error=repr(error))
+        active.log.warning("results_unreadable", file=name, error=repr(error))
     return {}
 
 
-def _with_final_counts(active: ActiveRun, name: str, monitored: BehaviorSummary) -> BehaviorSummary:
-    """Replaces the monitor's counts by the final ones of coordination and the learner, where they have some."""
+def _with_final_counts(active: ActiveRun, name: str, known: BehaviorSummary) -> BehaviorSummary:
+    """Replaces what is known by the final counts of coordination and the learner, where they have some."""
     run, learner = active.latest("coordination", RUN), active.latest(f"learning-{name}", LEARNER_STATE)
     if run is None or name not in run.step_counts:
-        return monitored
+        return known
     if learner is not None:
-        monitored = dataclasses.replace(monitored, steps=learner.trained, updates=learner.updates)
+        known = dataclasses.replace(known, steps=learner.trained, updates=learner.updates)
     found = dataclasses.replace(
-        monitored,
+        known,
         step_counts=dataclasses.asdict(run.step_counts[name]),
         losses=run.losses[name],
         unaccounted=run.unaccounted.get(name) if run.final else None,
+        episodes=run.episodes.get(name, known.episodes),
+        reward_mean_last100=run.reward_mean_last100.get(name, known.reward_mean_last100),
+        self_play=dataclasses.asdict(run.ratings[name]) if name in run.ratings else None,
     )
     if not found.balanced:
         active.log.error("step_counts_unbalanced", behavior=name, **found.step_counts, notice=True)

@@ -38,7 +38,7 @@ from sparring.services.process import interrupts
 from sparring.services.process.hosting import SAME_SIGNAL_S, endings
 from sparring.services.process.runtime import SUPERVISOR, follow
 from sparring.services.supervision.active_run import ActiveRun
-from sparring.services.supervision.ending import TURN_S, stop_in_order, write_summary
+from sparring.services.supervision.ending import TURN_S, set_former_aside, stop_in_order, write_summary
 from sparring.services.supervision.exports import Exports
 from sparring.services.supervision.hosts import Host
 from sparring.services.supervision.topology import ServicePlan, Topology
@@ -100,6 +100,7 @@ class Supervisor:
         Cancelled, it leaves nothing running and writes no summary.
         """
         active, began, run = self.active, self.active.clock(), self.active.topology.run
+        set_former_aside(run.directory)
         async with anyio.create_task_group() as tasks:
             await tasks.start(self._follow_signals)
             await self._add_services(tasks, active.topology.services)

@@ -25,6 +25,7 @@ from sparring.pipeline.messages.channels import ADDED, LEARNER_STATE, METRICS, R
 from sparring.pipeline.messages.matches import RatedLearner
 from sparring.pipeline.messages.metrics import Metrics
 from sparring.pipeline.messages.state import BehaviorSpecs, LearnerState, RunState, StepCounts, SteppingState
+from sparring.pipeline.monitoring.overview import STEP_COUNTS
 from sparring.pipeline.monitoring.summary import BehaviorSummary
 from sparring.pipeline.queues.interface import Publisher
 from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
@@ -381,6 +382,34 @@ async def test_steps_are_compared_with_those_of_the_simulators_only_once_all_are
     assert summary["behaviors"]["Goal"]["step_counts"] == dataclasses.asdict(counts)
     assert summary["behaviors"]["Goal"]["losses"] == {"learning": 10}
     assert summary["behaviors"]["Goal"]["unaccounted"] == (0 if final else None)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("seen", [40, 90, 95])
+async def test_session_that_ends_before_it_counts_anything_keeps_the_results_of_the_one_before(
+    tmp_path: Path, seen: int
+) -> None:
+    """The monitor may have been killed before that one's end, and then has seen fewer steps."""
+    former = BehaviorSummary(
+        steps=80,
+        updates=4,
+        step_counts=step_counts(90),
+        losses={"learning": 10},
+        unaccounted=0,
+        self_play={"elo": 1234.0},
+    )
+    (tmp_path / "summary.json").write_text(json.dumps({"behaviors": {"Goal": dataclasses.asdict(former)}}))
+    figures = dataclasses.asdict(BehaviorSummary(steps=70, step_counts=step_counts(seen)))
+    (tmp_path / "status.json").write_text(json.dumps({"behaviors": {"Goal": {"figures": figures}}}))
+    _, summary = await ended(tmp_path, {})
+    assert summary is not None
+    expected = dataclasses.asdict(former) if seen <= 90 else figures
+    assert summary["behaviors"] == {"Goal": expected}
+    assert not (tmp_path / "summary.former.json").exists()
+
+
+def step_counts(produced: int) -> dict[str, int]:
+    return dict.fromkeys(STEP_COUNTS, 0) | {"produced": produced, "open": produced}
 
 
 @pytest.mark.anyio

@@ -19,7 +19,7 @@ from sparring.pipeline import errors
 from sparring.pipeline.coordination.opponents import OPPONENTS_FILE
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.settings import Settings, parse_settings, read
-from sparring.services.commands import train
+from sparring.services.commands import runs, train
 from sparring.services.commands.players import write_opponents
 from sparring.services.main import main
 from sparring.services.supervision.launch import checkpoints
@@ -114,6 +114,21 @@ def test_resuming_with_fewer_steps_than_there_are_says_so_and_changes_nothing(
     expected = "a has trained more than it is asked for: Ball 1,000 of 999 steps; nothing was changed; to go on, raise"
     assert capsys.readouterr().out.startswith(expected)
     assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize("goal", [900, 901])
+def test_run_that_was_killed_after_its_last_step_goes_on_to_its_end(tmp_path: Path, goal: int) -> None:
+    """Its summary and its last models are missing; the last update may have exceeded the goal."""
+    left_by(tmp_path, "completed", 1000)
+    run = tmp_path / "results" / "a"
+    (run / "summary.json").unlink()
+    assert not runs.finished(run, of_goal(900), of_goal(900))
+    assert runs.finished(run, of_goal(goal), of_goal(950))
+    assert runs.finished(run, of_goal(goal), None)
+
+
+def of_goal(steps: int) -> Settings:
+    return parse_settings(f"behaviors: {{Ball: {{max_steps: {steps}}}}}", "test").settings
 
 
 @pytest.mark.parametrize(
