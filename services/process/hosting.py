@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import IO, Final, Protocol
@@ -42,6 +43,7 @@ PYTHON: Final = (sys.executable, "-P", "-m")
 """Runs a module without the working directory on its path: files of the user are not imported by accident."""
 SPARRING: Final = (*PYTHON, "sparring")
 """Runs the `sparring` command in another process."""
+_WATCHER: Final = (*PYTHON, "sparring.services.process.watcher")
 
 LOOP_OPTIONS: Final = {"use_uvloop": sys.implementation.name == "cpython"}
 """Options of the event loop of every process of a run."""
@@ -286,19 +288,31 @@ class ProcessHost:
             return Process(process, Path(errors.name), offset)
 
     async def forked(
-        self, name: str, arguments: Sequence[str], environment: Mapping[str, str], output: IO[bytes] | None = None
+        self,
+        name: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        output: IO[bytes] | None = None,
+        *,
+        watched: bool = False,
     ) -> Process:
-        """Starts `sparring ARGUMENTS` without its imports, where the system can; as `start` otherwise."""
+        """Starts `sparring ARGUMENTS` without its imports, where the system can; as `start` or `watched` otherwise."""
+
+        def start() -> Process:
+            command = [*_WATCHER, *SPARRING] if watched else SPARRING
+            return self.start(name, [*command, *arguments], environment, output)
+
         if sys.platform != "linux":
-            return self.start(name, [*SPARRING, *arguments], environment, output)
+            return start()
         with self._errors(name) as errors:
             offset, descriptors = errors.tell(), [(output or errors).fileno(), errors.fileno(), self._reader]
             try:
-                child = await anyio.to_thread.run_sync(forking.fork, arguments, environment, descriptors)
+                fork = partial(forking.fork, watched=watched)
+                child = await anyio.to_thread.run_sync(fork, arguments, environment, descriptors)
             except forking.Abandoned:
                 raise
             except OSError:  # the server has died twice
-                return self.start(name, [*SPARRING, *arguments], environment, output)
+                return start()
             return Process(child, Path(errors.name), offset)
 
     def _errors(self, name: str) -> IO[bytes]:
@@ -314,7 +328,7 @@ class ProcessHost:
 
     def watched(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Process:
         """Starts a foreign program under a watcher that ends it with this process. Raises as `start`."""
-        return self.start(name, [*PYTHON, "sparring.services.process.watcher", *command], environment)
+        return self.start(name, [*_WATCHER, *command], environment)
 
 
 @dataclass

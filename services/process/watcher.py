@@ -1,11 +1,12 @@
-"""A watcher runs one foreign program and ends it, with all its children, when the supervisor has ended.
+"""A watcher runs one simulator and ends it, with all its children, when the supervisor has ended.
 
 A shell, or a program that starts others, does not take them with it: the watcher adopts them (on Linux), and kills
 them after the end of the program, also those that have left its process group. Elsewhere, who started the watcher kills
 that group after its end.
 
-`python -m sparring.services.process.watcher CMD ...`; one variable names the pipe of `lifeline.py`, and another the
-cores that the program may run on, as "0,1". It needs only the standard library, so that it stays small.
+`python -m sparring.services.process.watcher CMD ...` starts a program; one variable names the pipe of `lifeline.py`,
+and another the cores that it may run on, as "0,1". It needs only the standard library, so that it stays small. A
+simulator of this package is forked (`watch_fork`).
 """
 
 import contextlib
@@ -32,6 +33,31 @@ _GRACE_S = 3.0
 def main(command: list[str]) -> int:
     """Runs the program; returns its exit status."""
     pipe = int(os.environ.pop(PIPE_VARIABLE))
+    _prepare()
+    try:
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=end_with_parent)
+    except OSError as error:
+        sys.stderr.write(f"got {command[0]!r}, which cannot be started ({error}); expected a program; correct it\n")
+        return 127  # `CANNOT_START` of sparring.pipeline.errors
+    child.returncode = _watch(child.pid, pipe)
+    return child.returncode
+
+
+def watch_fork(pipe: int) -> None:
+    """Forks this process, and returns in its child alone, which this process watches.
+
+    Args:
+        pipe: of `lifeline.py`.
+    """
+    _prepare()
+    if program := os.fork():
+        os._exit(_watch(program, pipe))
+    os.close(pipe)
+    end_with_parent()
+
+
+def _prepare() -> None:
+    """Makes this process the one that Ctrl-C does not reach, and below which everything stays that it starts."""
     if cores := os.environ.pop(CORES_VARIABLE, ""):
         os.sched_setaffinity(0, map(int, cores.split(",")))
     if os.getpgrp() != os.getpid():
@@ -39,14 +65,13 @@ def main(command: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resume_with_parent()
     adopt_orphans()
-    try:
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=end_with_parent)
-    except OSError as error:
-        sys.stderr.write(f"got {command[0]!r}, which cannot be started ({error}); expected a program; correct it\n")
-        return 127  # `CANNOT_START` of sparring.pipeline.errors
-    threading.Thread(target=_end_with, args=(pipe, child.pid), name="supervisor pipe", daemon=True).start()
-    signal.signal(signal.SIGTERM, lambda *_: _stop(child.pid))
-    status = child.returncode = _wait(child.pid)
+
+
+def _watch(program: int, pipe: int) -> int:
+    """Waits for the end of a program, and ends what it leaves behind; returns its exit status."""
+    threading.Thread(target=_end_with, args=(pipe, program), name="supervisor pipe", daemon=True).start()
+    signal.signal(signal.SIGTERM, lambda *_: _stop(program))
+    status = _wait(program)
     end_children(_GRACE_S)  # that it has left behind
     if status < 0:
         _end_by(-status)

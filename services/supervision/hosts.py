@@ -51,7 +51,7 @@ class Processes:
     Attributes:
         topology: of the run; saved in its folder.
         host: starts the processes.
-        forks: from a process that has imported what services need; False where a writer alone would need that.
+        forks: from a process that has imported what services need; False where none runs as a process.
     """
 
     topology: Topology
@@ -62,7 +62,10 @@ class Processes:
         """Starts a part; raises as `Host.start`."""
         if isinstance(plan, SimulatorPlan):
             cores = ",".join(map(str, self.topology.cores.get(plan.name, ())))
-            return self.host.watched(plan.name, plan.command, {**plan.environment, CORES_VARIABLE: cores})
+            environment, own = {**plan.environment, CORES_VARIABLE: cores}, len(SPARRING)
+            if self.forks and plan.command[:own] == SPARRING:
+                return await self.host.forked(plan.name, plan.command[own:], environment, watched=True)
+            return self.host.watched(plan.name, plan.command, environment)
         if isinstance(plan, WriterPlan):
             arguments = ["writer", plan.writer, "--run", str(self.topology.run.directory)]
             if not self.forks:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -62,12 +63,16 @@ def lifeline() -> Iterator[tuple[int, int]]:
         os.close(one)
 
 
-def start(server: ForkServer, text: str, folder: Path, lifeline: tuple[int, int]) -> ForkedProcess:
+def start(
+    server: ForkServer, text: str, folder: Path, lifeline: tuple[int, int], *, watched: bool = False
+) -> ForkedProcess:
     """Forks a process with files as its output."""
     with (folder / "out").open("ab") as out, (folder / "err").open("ab") as errors:
-        return server.fork([text], {"GREETING": "hello"}, [out.fileno(), errors.fileno(), lifeline[0]])
+        descriptors = [out.fileno(), errors.fileno(), lifeline[0]]
+        return server.fork([text], {"GREETING": "hello"}, descriptors, watched=watched)
 
 
+@pytest.mark.parametrize("watched", [False, True])
 @pytest.mark.parametrize(
     ("text", "status"),
     [
@@ -79,9 +84,43 @@ def start(server: ForkServer, text: str, folder: Path, lifeline: tuple[int, int]
     ],
 )
 def test_status_is_that_of_the_process(
-    server: ForkServer, tmp_path: Path, lifeline: tuple[int, int], text: str, status: int
+    server: ForkServer, tmp_path: Path, lifeline: tuple[int, int], text: str, status: int, watched: bool
 ) -> None:
-    assert start(server, text, tmp_path, lifeline).wait(LIMIT_S) == status
+    assert start(server, text, tmp_path, lifeline, watched=watched).wait(LIMIT_S) == status
+
+
+@pytest.mark.parametrize(("way", "status"), [("itself", 0), ("SIGTERM", -signal.SIGTERM), ("server", None)])
+def test_watched_process_takes_along_what_it_has_started(
+    server: ForkServer, tmp_path: Path, lifeline: tuple[int, int], way: str, status: int | None
+) -> None:
+    """The watcher, whose status counts, is its parent, and adopts what has a session of its own."""
+    text = "import subprocess; child = subprocess.Popen(['sleep', '1000'], start_new_session=True)"
+    text += f"; print(os.getppid(), os.getpid(), child.pid, flush=True); time.sleep({0 if way == 'itself' else 1000})"
+    watcher = start(server, text, tmp_path, lifeline, watched=True)
+    while not (pids := (tmp_path / "out").read_text().split()):
+        time.sleep(0.01)
+    left = [psutil.Process(int(pid)) for pid in pids if psutil.pid_exists(int(pid))]
+    if way == "SIGTERM":
+        watcher.terminate()
+    elif way == "server":
+        server.close()
+    assert int(pids[0]) == watcher.pid
+    assert status in (None, watcher.wait(LIMIT_S))
+    _, alive = psutil.wait_procs(left, timeout=LIMIT_S)
+    assert not alive
+
+
+def test_threads_of_libraries_are_limited_in_the_server_alone(
+    commands: None, tmp_path: Path, lifeline: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A simulator may start programs of its own."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    made = ForkServer(forking.MODULES)
+    try:
+        assert start(made, "print(os.environ['OMP_NUM_THREADS'])", tmp_path, lifeline).wait(LIMIT_S) == 0
+    finally:
+        made.close()
+    assert (tmp_path / "out").read_text() == "3\n"
 
 
 def test_process_has_its_own_variables_output_group_and_title_and_no_folder_of_the_user(
