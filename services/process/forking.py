@@ -303,6 +303,8 @@ def serve(requests: socket.socket) -> list[str]:
             continue
         os.setpgid(0, 0)
         resume_with_parent()  # that of the server, and then that of the supervisor, which adopts this process
+        if (legacy := sys.modules.get("numpy.random")) is not None:
+            legacy.seed()  # as Python's `random` does by itself: all children would draw the same numbers
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -24,7 +24,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is a fork
 LIMIT_S = 60.0
 
 COMMANDS = """
-import os, sys, time
+import os, random, sys, time
+import numpy.random
 
 def run(arguments=None):
     text = sys.argv[1]
@@ -108,6 +109,14 @@ def test_watched_process_takes_along_what_it_has_started(
     assert status in (None, watcher.wait(LIMIT_S))
     _, alive = psutil.wait_procs(left, timeout=LIMIT_S)
     assert not alive
+
+
+def test_processes_draw_numbers_of_their_own(server: ForkServer, tmp_path: Path, lifeline: tuple[int, int]) -> None:
+    """The sources of Python and NumPy that have no seed are those of the server otherwise."""
+    for _ in range(2):
+        text = "print(random.random(), numpy.random.random())"
+        assert start(server, text, tmp_path, lifeline).wait(LIMIT_S) == 0
+    assert len(set((tmp_path / "out").read_text().split())) == 4
 
 
 def test_threads_of_libraries_are_limited_in_the_server_alone(
