@@ -1,12 +1,13 @@
-"""This project beside other trainers: `python scripts/bench/peers.py [cartpole] [balance] [catch] [--seeds 3]`.
+"""This project beside other trainers: `python scripts/bench/peers.py [cartpole] [single] [balance] [catch]`.
 
-All trainers learn the same games with the settings of `beside/settings.py` in eight environments, in turn within one
-sitting: this project, Stable-Baselines3, Sample Factory, a script of one file in CleanRL's style, and ML-Agents. The
-environments record their episodes themselves, so that the same clock measures all. It prints for each game and trainer
-the steps per second from the first step to the last, the seconds from the first step, and from the command, until the
-mean return of 100 episodes reaches the threshold (medians over the seeds, with minimum and maximum).
+All trainers learn the same games with the settings of `beside/settings.py` in eight environments (`single`: in one), in
+turn within one sitting: this project, Stable-Baselines3, Sample Factory, a script of one file in CleanRL's style, and
+ML-Agents. The environments record their episodes themselves, so that the same clock measures all. It prints, for each
+game and trainer, the steps per second from the first step to the last, the seconds from the first step, and from the
+command, until the mean return of 100 episodes reaches the threshold (medians over the seeds, with minimum and maximum).
 
     cartpole  CartPole-v1: 475 counts as solved
+    single    the same with one agent in one process
     balance   a ball on a plate, two continuous actions: 90 of 100
     catch     images of 40 x 40 pixels, three choices: 0.9 of 1
 

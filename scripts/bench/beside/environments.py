@@ -117,7 +117,7 @@ def recorded() -> Recorded:
     return Recorded(gym.make(os.environ["PEERS_GAME"], disable_env_checker=True))
 
 
-MAKERS: Final = {"cartpole": cartpole, "balance": balance, "catch": catch}
+MAKERS: Final = {"cartpole": cartpole, "single": cartpole, "balance": balance, "catch": catch}
 for name, maker in MAKERS.items():
     gym.register(GAMES[name].environment, entry_point=maker, order_enforce=False, disable_env_checker=True)  # type: ignore[arg-type]
 gym.register("Recorded-v9", entry_point=recorded, order_enforce=False, disable_env_checker=True)  # type: ignore[arg-type]

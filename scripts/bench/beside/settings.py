@@ -53,6 +53,7 @@ class Settings:
 
 GAMES: Final = {
     "cartpole": Settings("CartPole-v9", int(150_000 * SHARE), 475.0, (4,), choices=2),
+    "single": Settings("Single-v9", int(60_000 * SHARE), 475.0, (4,), choices=2, environments=1, horizon=1024),
     "balance": Settings(
         "Balance-v9", int(300_000 * SHARE), 90.0, (8,), continuous=2, horizon=256, rate=3e-4, units=128
     ),
