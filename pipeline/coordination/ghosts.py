@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load, save
 
@@ -76,6 +77,8 @@ class Snapshots:
             arrays = dict(sorted(load(regular(path).read_bytes()).items()))  # safetensors gives them in any order
             with safe_open(path, "np") as file:
                 noted = file.metadata() or {}
+            if not all(np.isfinite(array).all() for array in arrays.values()):
+                raise ValueError("NaN or infinity")
         except (OSError, ValueError, SafetensorError) as error:
             raise ServiceError(
                 f"got {path}, which cannot be read ({error}); expected a snapshot that this run has written; "

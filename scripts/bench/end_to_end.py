@@ -201,8 +201,9 @@ def compare(name: str, seconds: float, warm_s: float, turn_s: float) -> str:
     update_seconds: list[float] = []
     paused = 0.0
     with tempfile.TemporaryDirectory() as folder:
+        own = {"name": "balance", "areas": agents} if command[: len(BALANCE)] == BALANCE else {"command": command}
         with (
-            Whole(case, behavior, {"command": command}, Path(folder)) as whole,
+            Whole(case, behavior, own, Path(folder)) as whole,
             SimulatorAlone(command, agents, case.spec.actions, 0.3) as simulator,
         ):
             time.sleep(warm_s)

@@ -10,15 +10,15 @@ import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import anyio
 
 from sparring.pipeline.files import DAMAGE, Json, regular, write_atomically
 from sparring.pipeline.learning.checkpoints import CheckpointFolder, age
-from sparring.pipeline.messages.channels import ASSEMBLY_STATE, LEARNER_STATE, RUN, STEPPING_STATE
+from sparring.pipeline.messages.channels import ASSEMBLY_STATE, LEARNER_STATE, RUN, STEPPING_STATE, Topic
 from sparring.pipeline.monitoring.summary import BehaviorSummary, from_status, from_summary, summary
 from sparring.services.process import forking
 from sparring.services.supervision.active_run import ActiveRun, Part
@@ -31,6 +31,10 @@ _MONITOR_LIMITS: Final = 3
 _KILLED_S: Final = 5.0
 _SHOWN_S: Final = 5.0
 """A stop takes no longer than this without a word."""
+
+
+_TOLD: Final[Mapping[str, Topic[Any]]] = {"coordination": RUN, "learning": LEARNER_STATE}
+"""Topics of what services know of the sessions before."""
 
 
 async def stop_in_order(active: ActiveRun) -> None:
@@ -101,12 +105,17 @@ async def _wait_until_ended(parts: list[Part], limit_s: float) -> None:
 def _has_reported(active: ActiveRun, part: Part) -> bool:
     """Returns whether a service is no longer to run, or has reported its state since it died last.
 
-    The incarnation of one that was restarted is then in all reports.
+    The incarnation of one that was restarted is then in all reports. In a resumed run coordination and learners must
+    have reported once, because they alone know what the sessions before have counted.
     """
     if part.ended.is_set() or not active.is_wanted(part):
         return True
-    if part.starts == 1 or part.down:
-        return not part.down
+    if part.down:
+        return False
+    if part.starts == 1:
+        topic: Topic[Any] | None = _TOLD.get(part.name.partition("-")[0])
+        is_told = topic is None or part.hosted is None or active.latest(part.name, topic) is not None
+        return is_told or not active.topology.run.resumed
     stepping, assembly = active.latest(part.name, STEPPING_STATE), active.latest(part.name, ASSEMBLY_STATE)
     run, learner = active.latest(part.name, RUN), active.latest(part.name, LEARNER_STATE)
     counted, own = active.latest("coordination", RUN), active.incarnation(part.name, part.starts)

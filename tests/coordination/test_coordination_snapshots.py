@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,13 @@ def test_a_damaged_snapshot_is_refused(tmp_path_factory: pytest.TempPathFactory,
     assert "expected" in refused(snapshots, 1)
     path.write_bytes(b"\xff" * 9 + garbage + whole[60:])
     assert "expected" in refused(snapshots, 1)
+
+
+def test_a_snapshot_of_no_numbers_is_refused(tmp_path: Path) -> None:
+    """Simulators would get actions of NaN, and be blamed for what follows."""
+    snapshots, saved = Snapshots(tmp_path), policy(1)
+    snapshots.save(replace(saved, arrays={**saved.arrays, "weights": np.array([1.0, np.nan], np.float32)}))
+    assert "which cannot be read (NaN or infinity)" in refused(snapshots, 1)
 
 
 def test_a_snapshot_saved_again_replaces_the_old_one(tmp_path: Path) -> None:

@@ -266,6 +266,29 @@ async def test_stop_that_waits_for_the_report_of_a_restarted_service_says_so(
 
 
 @pytest.mark.anyio
+async def test_resumed_run_does_not_end_before_its_learners_have_told_what_they_hold(tmp_path: Path) -> None:
+    """They have read it from the checkpoints: a monitor that knows less, or nothing, does not matter."""
+    topology = topology_of(tmp_path)
+    topology = dataclasses.replace(topology, run=dataclasses.replace(topology.run, resumed=True))
+    counts = StepCounts(produced=90, trained=80, ghost=0, stale=0, lost=10, open=0)
+    known = dataclasses.replace(FINISHED, step_counts={"Goal": counts}, losses={"Goal": {"learning": 10}})
+    async with (
+        MemoryTransport(hub := MemoryHub(), start="coordination.1") as own,
+        MemoryTransport(hub, start="supervisor.1") as transport,
+        anyio.create_task_group() as tasks,
+    ):
+        (await own.publisher("coordination")).publish(RUN, known)
+
+        async def tell() -> None:
+            await anyio.sleep(4.0)
+            (await own.publisher("learning-Goal")).publish(LEARNER_STATE, dataclasses.replace(state_of(""), trained=80))
+
+        tasks.start_soon(tell)
+        assert await supervisor_of(topology, FakeHost({}), transport).supervise() == "completed"
+    assert json.loads((tmp_path / "summary.json").read_text())["behaviors"]["Goal"]["steps"] == 80
+
+
+@pytest.mark.anyio
 async def test_hangup_that_was_ignored_at_the_start_ends_no_run(tmp_path: Path) -> None:
     """So does `nohup`, for a run that goes on without its terminal."""
     hub, statuses = MemoryHub(), list[str]()
