@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -135,18 +135,18 @@ def check_positive(args: argparse.Namespace, *names: str) -> None:
             raise SettingsError(f"got --{name} {value:g}; expected more than 0, and at most {_MOST:g}; give another")
 
 
-def finished(directory: Path, settings: Settings, former: Settings | None) -> str:
+def finished(directory: Path, settings: Settings) -> str:
     """Returns that a run has trained all that its settings ask for, in words; "" where it can go on.
 
     That is so where it has completed, and where its checkpoints hold more steps, as with `--max-steps` below them. A
-    run without a summary, which was killed, goes on towards the goals that it had, even if it has reached them: its
-    summary and its last models are missing.
+    run without a summary, which was killed, goes on in any case: its summary and its last models are missing.
 
     Args:
         directory: of the run.
         settings: those with which it would go on.
-        former: those that it had; None where they are unknown.
     """
+    if not (directory / "summary.json").exists():
+        return ""
     try:
         summary = json.loads(regular(directory / "summary.json").read_bytes())
         trained = {name: int(one["steps"]) for name, one in summary["behaviors"].items()}
@@ -159,20 +159,14 @@ def finished(directory: Path, settings: Settings, former: Settings | None) -> st
         names = {path.parents[1].name for path in directory.glob("*/*-*/state.json")}
         newest = {name: CheckpointFolder(directory, name).newest_first()[:1] for name in names}
         trained = {name: age(path)[0] for name, paths in newest.items() for path in paths}
-    goals = _goals(settings, trained)
+    goals = {name: one.max_steps for name, one in settings.behaviors.items()}
+    if settings.unnamed is not None:
+        goals = dict.fromkeys(trained, settings.unnamed.max_steps) | goals
     if not goals or any(trained.get(name, -1) < goal + (not completed) for name, goal in goals.items()):
-        return ""
-    if former is not None and goals == _goals(former, trained) and not (directory / "summary.json").exists():
         return ""
     steps = ", ".join(f"{name} {trained[name]:,} of {goal:,} steps" for name, goal in goals.items())
     how = "has completed" if completed else "has trained more than it is asked for"
     return f"{directory.name} {how}: {steps}; nothing was changed; to go on, raise max_steps (--max-steps)"
-
-
-def _goals(settings: Settings, trained: Iterable[str]) -> dict[str, int]:
-    """Returns `max_steps` of the behaviors, of which `trained` may be added ones."""
-    unnamed = {} if settings.unnamed is None else dict.fromkeys(trained, settings.unnamed.max_steps)
-    return unnamed | {name: one.max_steps for name, one in settings.behaviors.items()}
 
 
 def find(run: str | Path, results_dir: Path) -> Path:

@@ -153,8 +153,7 @@ def run(args: argparse.Namespace) -> int:
     with locked(directory):
         if kept.resume:
             _refuse_other_behaviors(args.config, directory, settings)
-        former = _former(directory) if kept.resume else None
-        if kept.resume and (end := finished(directory, settings, None if former is None else former.settings)):
+        if kept.resume and (end := finished(directory, settings)):
             sys.stdout.write(f"{end}\n")
             return 0
         try:

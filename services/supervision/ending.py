@@ -10,15 +10,15 @@ import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import anyio
 
 from sparring.pipeline.files import DAMAGE, Json, regular, write_atomically
 from sparring.pipeline.learning.checkpoints import CheckpointFolder, age
-from sparring.pipeline.messages.channels import ASSEMBLY_STATE, LEARNER_STATE, RUN, STEPPING_STATE, Topic
+from sparring.pipeline.messages.channels import ASSEMBLY_STATE, LEARNER_STATE, RUN, STEPPING_STATE
 from sparring.pipeline.monitoring.summary import BehaviorSummary, from_status, from_summary, summary
 from sparring.services.process import forking
 from sparring.services.supervision.active_run import ActiveRun, Part
@@ -31,10 +31,6 @@ _MONITOR_LIMITS: Final = 3
 _KILLED_S: Final = 5.0
 _SHOWN_S: Final = 5.0
 """A stop takes no longer than this without a word."""
-
-
-_TOLD: Final[Mapping[str, Topic[Any]]] = {"coordination": RUN, "learning": LEARNER_STATE}
-"""Topics of what services know of the sessions before."""
 
 
 async def stop_in_order(active: ActiveRun) -> None:
@@ -105,17 +101,16 @@ async def _wait_until_ended(parts: list[Part], limit_s: float) -> None:
 def _has_reported(active: ActiveRun, part: Part) -> bool:
     """Returns whether a service is no longer to run, or has reported its state since it died last.
 
-    The incarnation of one that was restarted is then in all reports. In a resumed run coordination and learners must
-    have reported once, because they alone know what the sessions before have counted.
+    The incarnation of one that was restarted is then in all reports. In a resumed run coordination must have reported
+    once, because it alone knows what the sessions before have counted.
     """
     if part.ended.is_set() or not active.is_wanted(part):
         return True
     if part.down:
         return False
     if part.starts == 1:
-        topic: Topic[Any] | None = _TOLD.get(part.name.partition("-")[0])
-        is_told = topic is None or part.hosted is None or active.latest(part.name, topic) is not None
-        return is_told or not active.topology.run.resumed
+        knows = active.topology.run.resumed and part.name == "coordination" and part.hosted is not None
+        return not knows or active.latest(part.name, RUN) is not None
     stepping, assembly = active.latest(part.name, STEPPING_STATE), active.latest(part.name, ASSEMBLY_STATE)
     run, learner = active.latest(part.name, RUN), active.latest(part.name, LEARNER_STATE)
     counted, own = active.latest("coordination", RUN), active.incarnation(part.name, part.starts)
@@ -211,10 +206,10 @@ def _with_final_counts(active: ActiveRun, name: str, known: BehaviorSummary) -> 
     run, learner = active.latest("coordination", RUN), active.latest(f"learning-{name}", LEARNER_STATE)
     if run is None or name not in run.step_counts:
         return known
-    if learner is not None:
-        known = dataclasses.replace(known, steps=learner.trained, updates=learner.updates)
     found = dataclasses.replace(
         known,
+        steps=run.step_counts[name].trained if learner is None else learner.trained,
+        updates=known.updates if learner is None else learner.updates,
         step_counts=dataclasses.asdict(run.step_counts[name]),
         losses=run.losses[name],
         unaccounted=run.unaccounted.get(name) if run.final else None,

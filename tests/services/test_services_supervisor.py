@@ -266,8 +266,8 @@ async def test_stop_that_waits_for_the_report_of_a_restarted_service_says_so(
 
 
 @pytest.mark.anyio
-async def test_resumed_run_does_not_end_before_its_learners_have_told_what_they_hold(tmp_path: Path) -> None:
-    """They have read it from the checkpoints: a monitor that knows less, or nothing, does not matter."""
+async def test_resumed_run_does_not_end_before_coordination_has_told_what_it_knows(tmp_path: Path) -> None:
+    """A monitor that knows less, or nothing, does not matter; a learner tells nothing before a simulator comes."""
     topology = topology_of(tmp_path)
     topology = dataclasses.replace(topology, run=dataclasses.replace(topology.run, resumed=True))
     counts = StepCounts(produced=90, trained=80, ghost=0, stale=0, lost=10, open=0)
@@ -277,14 +277,18 @@ async def test_resumed_run_does_not_end_before_its_learners_have_told_what_they_
         MemoryTransport(hub, start="supervisor.1") as transport,
         anyio.create_task_group() as tasks,
     ):
-        (await own.publisher("coordination")).publish(RUN, known)
+        supervisor = supervisor_of(topology, FakeHost({}), transport)
 
-        async def tell() -> None:
-            await anyio.sleep(4.0)
-            (await own.publisher("learning-Goal")).publish(LEARNER_STATE, dataclasses.replace(state_of(""), trained=80))
+        async def stop_and_tell() -> None:
+            await anyio.sleep(1.0)
+            supervisor.active.end("stopped")
+            await anyio.sleep(3.0)
+            (await own.publisher("coordination")).publish(RUN, known)
 
-        tasks.start_soon(tell)
-        assert await supervisor_of(topology, FakeHost({}), transport).supervise() == "completed"
+        tasks.start_soon(stop_and_tell)
+        began = anyio.current_time()
+        assert await supervisor.supervise() == "stopped"
+        assert 3.9 < anyio.current_time() - began < 6.0
     assert json.loads((tmp_path / "summary.json").read_text())["behaviors"]["Goal"]["steps"] == 80
 
 
