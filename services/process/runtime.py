@@ -93,6 +93,8 @@ class Run:
         settings: of the run.
         seed: source of all random streams.
         addresses: addresses for simulators, by stepping service.
+        local: further address of a stepping service, for simulators of this package that the run starts; none where no
+            private folder has a place for it.
         simulators: number of simulators that the supervisor starts for each stepping service.
         resumed: the run continues from the state in its folder.
         playing: checkpoints that it plays; None where it learns.
@@ -108,6 +110,7 @@ class Run:
     seed: int
     addresses: Mapping[str, str]
     simulators: Mapping[str, int]
+    local: Mapping[str, str] = field(default_factory=dict)
     resumed: bool = False
     playing: Playback | None = None
     keys: Path | None = None

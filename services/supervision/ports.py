@@ -2,7 +2,7 @@
 
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -67,6 +67,12 @@ class Ports(ExitStack):
         if self.sockets is not None:
             return f"ipc://{self.sockets}/{number}"
         return endpoint("127.0.0.1", self.find("127.0.0.1"))
+
+    def local(self, stepping: Sequence[str]) -> dict[str, str]:
+        """Returns an address in the private folder for each stepping service; none without that folder."""
+        if self.sockets is None:
+            return {}
+        return {name: f"unix://{self.sockets}/s{index}" for index, name in enumerate(stepping)}
 
     def address(self, service: str, host: str, port: int) -> str:
         """Returns the address at which a stepping service can listen for simulators: a given port, or any for 0.

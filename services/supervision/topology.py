@@ -165,7 +165,7 @@ class Topology:
         write_atomically(run.directory / RUN_FILE, json.dumps(plain, indent=2).encode())
 
 
-_PLAIN: Final = ("id", "seed", "resumed", "addresses", "simulators", "insecure", "added", "clustered")
+_PLAIN: Final = ("id", "seed", "resumed", "addresses", "local", "simulators", "insecure", "added", "clustered")
 """Fields of a run that its file holds as they are; those of older versions lack some that have a default."""
 
 
@@ -208,7 +208,8 @@ def build(
     with nullcontext(ports) if ports else Ports() as ports:
         stepping = [f"stepping-{index}" for index in range(settings.pipeline.stepping_processes)]
         addresses = addresses_of(settings, stepping, ports)
-        simulators = simulator_plans(settings, seed, addresses, directory, learns=playing is None)
+        local = ports.local(stepping)
+        simulators = simulator_plans(settings, seed, addresses, directory, local, learns=playing is None)
         called = [plan.environment["SPARRING_ADDRESS"] for plan in simulators]
         run = Run(
             id=run_id,
@@ -216,7 +217,10 @@ def build(
             settings=settings,
             seed=seed,
             addresses=addresses,
-            simulators={name: called.count(address) for name, address in addresses.items()},
+            local=local,
+            simulators={
+                name: sum(map(called.count, {address, local.get(name, address)})) for name, address in addresses.items()
+            },
             resumed=resumed,
             playing=playing,
             keys=keys_folder(settings),
@@ -307,9 +311,17 @@ def writer_plans(run: Run) -> tuple[WriterPlan, ...]:
 
 
 def simulator_plans(
-    settings: Settings, seed: int, addresses: Mapping[str, str], directory: Path, *, learns: bool = True
+    settings: Settings,
+    seed: int,
+    addresses: Mapping[str, str],
+    directory: Path,
+    local: Mapping[str, str] | None = None,
+    *,
+    learns: bool = True,
 ) -> list[SimulatorPlan]:
     """Returns all simulators of a run in the order of their numbers.
+
+    Those of this package connect to the `local` address of their stepping service, if there is one.
 
     Raises:
         SettingsError: `pipeline.training_analytics` is on, and a library for it is missing.
@@ -317,11 +329,12 @@ def simulator_plans(
     of_players = _player_options(settings, learns=learns)
     replays = str(directory / "replays") if directory.is_absolute() else ""  # `sparring record` has no folder
     plans: list[SimulatorPlan] = []
-    listening = list(addresses.values())
+    listening, local = list(addresses), local or {}
     for entry in settings.launched:
         for copy in range(entry.count):
             number = len(plans)
-            address = listening[number % len(listening)]
+            stepping = listening[number % len(listening)]
+            address = addresses[stepping] if entry.name is None else local.get(stepping, addresses[stepping])
             own = (entry.seed + copy if entry.seed is not None else seed + number) % 2**31
             command = entry.arguments(address=address, number=number, seed=own)
             if entry.name is not None:

@@ -15,10 +15,12 @@ from sparring.pipeline.settings import Settings
 from sparring.pipeline.settings.load import parse_settings
 from sparring.services.commands.service import own_incarnation
 from sparring.services.process.runtime import Run
+from sparring.services.supervision.ports import Ports
 from sparring.services.supervision.topology import (
     Topology,
     build,
     cores_beside_learners,
+    load_run,
     service_plans,
     simulator_plans,
 )
@@ -88,6 +90,24 @@ def test_stepping_and_simulators_leave_as_many_cores_to_learners_as_these_have_t
     assert set(found) == {*stepping, *(launched if simulators <= left else [])}
     assert all(set(cores) <= usable and len(cores) == left for cores in found.values())
     assert len(set(found.values())) == 1
+
+
+def test_simulators_of_this_package_connect_in_the_private_folder_and_programs_to_the_address(tmp_path: Path) -> None:
+    """Without that folder all of them connect to the address, which is for others, too."""
+    text = "simulators: [{name: balance, count: 3}, {command: [game], count: 2}]\npipeline: {stepping_processes: 2}\n"
+    settings = parse_settings("behaviors: {A: {}}\n" + text, "test.yaml").settings
+    with Ports() as ports:
+        ports.sockets = tmp_path
+        made = build(settings, ports, run_id="r", directory=tmp_path, seed=0)
+        made.save()
+        first, second = made.run.addresses.values()
+        private = [f"unix://{tmp_path}/s0", f"unix://{tmp_path}/s1"]
+        found = [plan.environment["SPARRING_ADDRESS"] for plan in made.simulators]
+        assert found == [*private, private[0], second, first]
+        assert made.run.simulators == {"stepping-0": 3, "stepping-1": 2}
+        assert load_run(tmp_path)[0].local == dict(zip(made.run.addresses, private, strict=True))
+    plain = topology(settings, tmp_path)
+    assert {plan.environment["SPARRING_ADDRESS"] for plan in plain.simulators} == {*plain.run.addresses.values()}
 
 
 def test_all_services_share_all_cores_if_configured(tmp_path: Path) -> None:
