@@ -34,11 +34,13 @@ simulators:
 
 def name_of(process: psutil.Process) -> str:
     """Names a process of the run, from its command line."""
-    words = process.cmdline()
+    words = " ".join(process.cmdline()).split()  # a forked process has its title in one word
+    if "sparring.services.process.watcher" in words:
+        return "watcher"
     for mark in ("service", "simulator", "train"):
         if mark in words:
             return " ".join(words[words.index(mark) : words.index(mark) + 2]).replace("service ", "")
-    return "watcher" if "sparring.services.process.watcher" in words else words[0]
+    return words[0]
 
 
 def sample(root: psutil.Process) -> dict[str, int]:
