@@ -136,37 +136,27 @@ def check_positive(args: argparse.Namespace, *names: str) -> None:
 
 
 def finished(directory: Path, settings: Settings) -> str:
-    """Returns that a run has trained all that its settings ask for, in words; "" where it can go on.
+    """Returns that a run has completed all that its settings ask for, in words; "" where it can go on.
 
-    That is so where it has completed, and where its checkpoints hold more steps, as with `--max-steps` below them. A
-    run without a summary, which was killed, goes on in any case: its summary and its last models are missing.
+    A run that was stopped or killed goes on even if it has trained enough: it writes its summary and its last models.
 
     Args:
         directory: of the run.
         settings: those with which it would go on.
     """
-    if not (directory / "summary.json").exists():
-        return ""
     try:
         summary = json.loads(regular(directory / "summary.json").read_bytes())
         trained = {name: int(one["steps"]) for name, one in summary["behaviors"].items()}
         completed = summary["status"] == "completed"
     except Exception:  # it has not ended, or was damaged
-        completed = False
-    if not completed:
-        from sparring.pipeline.learning.checkpoints import CheckpointFolder, age
-
-        names = {path.parents[1].name for path in directory.glob("*/*-*/state.json")}
-        newest = {name: CheckpointFolder(directory, name).newest_first()[:1] for name in names}
-        trained = {name: age(path)[0] for name, paths in newest.items() for path in paths}
+        return ""
     goals = {name: one.max_steps for name, one in settings.behaviors.items()}
     if settings.unnamed is not None:
         goals = dict.fromkeys(trained, settings.unnamed.max_steps) | goals
-    if not goals or any(trained.get(name, -1) < goal + (not completed) for name, goal in goals.items()):
+    if not completed or not goals or any(trained.get(name, -1) < goal for name, goal in goals.items()):
         return ""
     steps = ", ".join(f"{name} {trained[name]:,} of {goal:,} steps" for name, goal in goals.items())
-    how = "has completed" if completed else "has trained more than it is asked for"
-    return f"{directory.name} {how}: {steps}; nothing was changed; to go on, raise max_steps (--max-steps)"
+    return f"{directory.name} has completed: {steps}; nothing was changed; to go on, raise max_steps (--max-steps)"
 
 
 def find(run: str | Path, results_dir: Path) -> Path:
