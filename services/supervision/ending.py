@@ -127,8 +127,8 @@ _FORMER: Final = "summary.former.json"
 
 
 def set_former_aside(directory: Path) -> None:
-    """Renames the summary of the session before, because `summary.json` says that a run has ended."""
-    with contextlib.suppress(FileNotFoundError):
+    """Renames the summary of the session before, if there is one, because `summary.json` says that a run has ended."""
+    with contextlib.suppress(OSError):  # a folder in its place fails the end of the run, as in any session
         (directory / _SUMMARY).replace(directory / _FORMER)
 
 
