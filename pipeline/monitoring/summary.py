@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Final, Literal
 
+from pydantic import TypeAdapter
+
 from sparring.pipeline.errors import FAILED, STALLED
 from sparring.pipeline.files import Json
 from sparring.pipeline.monitoring.intervals import REWARD_PER_STEP, Interval, lessons, step_counts
@@ -52,12 +54,15 @@ class BehaviorSummary:
     @property
     def produced(self) -> int:
         """Returns the steps produced, over all sessions."""
-        return self.step_counts["produced"]
+        return self.step_counts.get("produced", 0)
 
     @property
     def balanced(self) -> bool:
         """Returns whether produced is the sum of the other columns."""
         return self.produced == sum(self.step_counts[column] for column in STEP_COUNTS[1:])
+
+
+_RESULTS: Final = TypeAdapter(dict[str, BehaviorSummary])
 
 
 def summarize_behavior(overview: Overview, behavior: str, steps_per_s: float) -> BehaviorSummary:
@@ -85,14 +90,14 @@ def from_status(status: Mapping[str, Json]) -> dict[str, BehaviorSummary]:
     """Returns the results of every behavior from the content of `status.json`.
 
     Raises:
-        KeyError, TypeError: the content is malformed.
+        LookupError, TypeError, ValueError, AttributeError: the content is malformed.
     """
-    return {behavior: BehaviorSummary(**entry["figures"]) for behavior, entry in status["behaviors"].items()}
+    return _RESULTS.validate_python({behavior: entry["figures"] for behavior, entry in status["behaviors"].items()})
 
 
 def from_summary(content: Mapping[str, Json]) -> dict[str, BehaviorSummary]:
     """Returns the results of every behavior from the content of `summary.json`. Raises as `from_status`."""
-    return {behavior: BehaviorSummary(**entry) for behavior, entry in content["behaviors"].items()}
+    return _RESULTS.validate_python(content["behaviors"])
 
 
 def summary(

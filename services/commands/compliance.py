@@ -6,19 +6,24 @@
 """
 
 import argparse
+import contextlib
 import dataclasses
 import importlib.util
 import shutil
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 from sparring.pipeline.compliance.peer import SimulatorProcess
 from sparring.pipeline.compliance.rules import Verdict, examine
 from sparring.pipeline.errors import FAILED, SettingsError, install_command
 from sparring.pipeline.monitoring.logs import printable
 from sparring.services.commands.runs import add_json, check_positive, print_json
-from sparring.services.process.lifeline import PIPE_VARIABLE
+from sparring.services.process.hosting import ending_signals, interrupting
+from sparring.services.process.lifeline import PIPE_VARIABLE, adopt_orphans, children, end_strays
+
+_STRAYS_S: Final = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,11 +59,9 @@ def run(args: argparse.Namespace) -> int:
         )
     listener = socket.create_server(("127.0.0.1", 0))
     address = f"{'ws' if args.websocket else 'tcp'}://127.0.0.1:{listener.getsockname()[1]}"
-    host = simulator_process(address, listener, [part.replace("{address}", address) for part in command], {})
-    try:
+    words = [part.replace("{address}", address) for part in command]
+    with ending_signals(interrupting()), simulator_process(address, listener, words, {}) as host:
         verdicts = examine(host, episodes=args.episodes, timeout_s=args.timeout)
-    finally:
-        host.stop()
     if args.json:
         print_json([dataclasses.asdict(verdict) for verdict in verdicts])
     else:
@@ -66,13 +69,24 @@ def run(args: argparse.Namespace) -> int:
     return FAILED if any(verdict.status == "FAIL" for verdict in verdicts) else 0
 
 
+@contextlib.contextmanager
 def simulator_process(
     address: str, listener: socket.socket, command: Sequence[str], environment: Mapping[str, str]
-) -> SimulatorProcess:
-    """Returns a simulator, not started yet, that will end with this process and speak without encryption."""
+) -> Iterator[SimulatorProcess]:
+    """Yields a simulator, not started yet, that ends with this process and speaks without encryption.
+
+    What it has started ends at the end, too, also where its watcher is stopped or was killed.
+    """
+    adopt_orphans()
+    spared = children()
     watched = [sys.executable, "-P", "-m", "sparring.services.process.watcher", *command] if command else []
     cleared = {"SPARRING_KEYS": "", "SPARRING_NAME": "", PIPE_VARIABLE: "0"}
-    return SimulatorProcess(address, listener, watched, {**environment, **cleared})
+    host = SimulatorProcess(address, listener, watched, {**environment, **cleared})
+    try:
+        yield host
+    finally:
+        host.stop()
+        end_strays(spared, _STRAYS_S)
 
 
 def as_text(verdicts: Sequence[Verdict]) -> str:

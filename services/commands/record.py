@@ -404,13 +404,12 @@ def lone_simulator(settings: Settings, seed: int) -> Iterator[SimulatorProcess]:
     if lines := exposed(topology.run.settings, insecure=False):
         raise SettingsError("\n".join(lines))
     command, environment = ((), {}) if plan is None else (plan.command, plan.environment)
-    with contextlib.closing(_listen(address)) as listener:
-        simulator = simulator_process(address, listener, command, environment)
-        try:
-            simulator.start()
-            yield simulator
-        finally:
-            simulator.stop()
+    with (
+        contextlib.closing(_listen(address)) as listener,
+        simulator_process(address, listener, command, environment) as simulator,
+    ):
+        simulator.start()
+        yield simulator
 
 
 def _listen(address: str) -> socket.socket:

@@ -153,6 +153,11 @@ def run(args: argparse.Namespace) -> int:
     with locked(directory):
         if kept.resume:
             _refuse_other_behaviors(args.config, directory, settings)
+        if kept.resume and args.offline and (directory / "coordination.json").exists():
+            raise SettingsError(
+                f"got --offline with --resume of {directory}, whose steps simulators have produced; expected a run "
+                f"that began offline; begin one with --run-id, and --initialize-from {run_id} for its weights"
+            )
         if kept.resume and (end := finished(directory, settings)):
             sys.stdout.write(f"{end}\n")
             return 0

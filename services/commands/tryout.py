@@ -32,6 +32,7 @@ from sparring.pipeline.specs import Array, BehaviorId, BehaviorSpec
 from sparring.pipeline.stepping.limits import check_behaviors, check_network, check_scripts, unknown_behavior
 from sparring.pipeline.stepping.validation import describe_report
 from sparring.services.commands.runs import add_assigned, check_positive, natural
+from sparring.services.process.hosting import ending_signals, interrupting
 from sparring.services.process.lifeline import adopt_orphans, children, end_strays
 
 REFUSED = "not usable: "
@@ -123,7 +124,8 @@ def run(args: argparse.Namespace) -> int:
         named = [Trial(name, 1 if args.areas is None else args.areas, parse_options(name, texts), args.seed)]
     adopt_orphans()
     before, own = {*threading.enumerate()}, children()
-    status = max([_try(one, args.steps, args.timeout, own) for one in named])
+    with ending_signals(interrupting()):
+        status = max([_try(one, args.steps, args.timeout, own) for one in named])
     if strays := end_strays(own, _STRAYS_S):
         say(f"{NOTICE}processes of the environment still run after close(), and are ended: {', '.join(strays)}\n")
     if left := [one.name for one in threading.enumerate() if one not in before and not one.daemon]:

@@ -185,7 +185,10 @@ def _known(active: ActiveRun) -> dict[str, BehaviorSummary]:
     A monitor that was killed shortly before the end of that session knows less than its summary.
     """
     seen, former = _results(active, "status.json", from_status), _results(active, _FORMER, from_summary)
-    return seen | {name: one for name, one in former.items() if name not in seen or one.produced >= seen[name].produced}
+    for name in former.keys() & (seen.keys() | active.topology.run.settings.behaviors):
+        if name not in seen or former[name].produced >= seen[name].produced:
+            seen[name] = former[name]
+    return seen
 
 
 def _results(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -125,6 +126,27 @@ def test_children_of_a_simulator_end_with_it_although_they_have_a_session_of_the
     for one in alive:
         one.kill()
     assert not alive
+
+
+DETACHED = """
+import os, subprocess, time
+sleeping = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+with open("pids", "w") as file:
+    print(os.getppid(), sleeping.pid, file=file)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt others")
+def test_children_of_a_simulator_end_with_the_command_although_its_watcher_was_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sparring", "compliance", "--timeout", "300", "--", sys.executable, "-c", DETACHED]
+    checking = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL)
+    while not (tmp_path / "pids").exists() or not (pids := (tmp_path / "pids").read_text()).endswith("\n"):
+        time.sleep(0.01)
+    watcher, sleeping = map(int, pids.split())
+    os.kill(watcher, signal.SIGKILL)
+    assert checking.wait(60) == 1
+    assert not psutil.pid_exists(sleeping)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt others")

@@ -435,6 +435,19 @@ async def test_session_that_ends_before_it_counts_anything_keeps_the_results_of_
     assert not (tmp_path / "summary.former.json").exists()
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize("damaged", [None, {}, {"produced": "nine"}, [3]])
+@pytest.mark.parametrize("name", ["Goal", "\x1b[31m", "../a"])
+async def test_damaged_summary_of_the_session_before_is_not_taken_over(
+    tmp_path: Path, damaged: object, name: str
+) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps({"behaviors": {name: {"step_counts": damaged}}}))
+    _, summary = await ended(tmp_path, {})
+    assert summary is not None
+    assert summary["behaviors"].keys() <= {"Goal"}
+    assert not (tmp_path / "summary.former.json").exists()
+
+
 def step_counts(produced: int) -> dict[str, int]:
     return dict.fromkeys(STEP_COUNTS, 0) | {"produced": produced, "open": produced}
 

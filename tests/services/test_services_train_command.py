@@ -101,6 +101,19 @@ def test_resuming_a_finished_run_says_so_and_changes_nothing(
     assert content(tmp_path) == before
 
 
+def test_run_of_simulators_does_not_go_on_without_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it learned from no simulator would contradict its step accounting."""
+    command = left_by(tmp_path, "stopped", 500)
+    monkeypatch.setattr(train, "_refuse_offline", lambda *_: None)  # there are no recordings
+    (tmp_path / "results" / "a" / "coordination.json").write_text("{}")
+    before = content(tmp_path)
+    assert main([*command, "--offline"]) == errors.BAD_INPUT
+    assert "whose steps simulators have produced; expected a run that began offline" in capsys.readouterr().err
+    assert content(tmp_path) == before
+
+
 @pytest.mark.parametrize("status", ["stopped", "failed", None])
 @pytest.mark.parametrize("goal", [900, 1000, 1100])
 def test_run_that_has_not_completed_goes_on_even_if_it_has_trained_enough(

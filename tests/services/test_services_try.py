@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -256,6 +258,22 @@ def test_processes_that_an_environment_leaves_are_ended(tmp_path: Path, command:
         [sys.executable, "-m", "sparring", *words], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
     )
     assert "processes of the environment still run after close(), and are ended: sleep" in done.stdout + done.stderr
+    assert not psutil.pid_exists(int((tmp_path / "left").read_text()))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot tell")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_processes_that_an_environment_leaves_are_ended_by_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+    environment(tmp_path, "board_t")
+    with (tmp_path / "board_t.py").open("a") as module:
+        module.write("__import__('subprocess').run(['sh', '-c', 'setsid sleep 987 & echo $! > left'])\n")
+    words = [sys.executable, "-m", "sparring", "try", "board_t:board_t-v0", "--steps", str(10**9)]
+    trying = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "left").exists() or not (tmp_path / "left").read_text():
+        time.sleep(0.01)
+    trying.send_signal(number)
+    _, said = trying.communicate(timeout=60)
+    assert trying.returncode == 130, said
     assert not psutil.pid_exists(int((tmp_path / "left").read_text()))
 
 
