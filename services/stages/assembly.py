@@ -129,7 +129,7 @@ class Assembly:
         """Waits until no batch is partly handled, and learners have received all that was sent.
 
         It waits for no learner that has yet to start where nothing but announcements is on the way. Before the first
-        step of a run nothing else is, and learners may not yet know what their behaviors are like.
+        step of a behavior nothing else is, and its learner may not yet know what the behavior is like.
         """
         counts = [sender.statistics() for sender in self._senders.values()]
         if self._context.first and not any(one.put_steps for one in counts) and not self._outbox:
@@ -141,7 +141,8 @@ class Assembly:
         async with self._turn:
             self._context.progress.waits(ALL, "the end")
         for sender in self._senders.values():
-            await sender.drain()
+            if sender.statistics().put_steps or not self._context.first:
+                await sender.drain()
 
     def refresh(self, *, final: bool = False) -> None:
         """Brings gauges and state up to date; a final state is the last."""

@@ -41,6 +41,19 @@ async def test_overlap_trains_to_the_end_with_balanced_step_counts(tmp_path: Pat
 
 
 @pytest.mark.anyio
+async def test_end_waits_for_no_learner_whose_behavior_no_simulator_has(tmp_path: Path) -> None:
+    """Nothing but an announcement is on its way to it."""
+    async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+        graph = await begin(tasks, stack, tmp_path, [Goal(areas=AGENTS)], names=("Goal", "Never"), max_steps=100_000)
+        await graph.until("Goal", lambda state: state.trained >= 100)
+        began = anyio.current_time()
+        step_counts = await graph.finish(early=lambda: True)
+        assert balanced(step_counts), step_counts
+        assert anyio.current_time() - began < 5.0
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
 async def test_lockstep_has_no_lag_and_repeats_its_weights(tmp_path: Path) -> None:
     digests = []
     for attempt, frame_s in enumerate((0.001, 0.03)):
