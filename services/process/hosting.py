@@ -220,12 +220,12 @@ class Process:
     def _error(self) -> str:
         """Returns the line of its standard error that names its failure: the last one.
 
-        Node writes its stack, further facts and its version behind that line.
+        Node writes its stack, further facts and its version behind that line, Python a frame around groups of errors.
         """
-        lines = self.last_lines(_SHOWN).splitlines()
+        lines = [line for line in self.last_lines(_SHOWN).splitlines() if line.strip(" |+-")]
         if lines and lines[-1].startswith("Node.js v"):
             lines = [line for line in lines[:-1] if not line.startswith((" ", "}"))] or lines
-        return lines[-1].strip() if lines else ""
+        return lines[-1].strip(" |") if lines else ""
 
     def last_lines(self, most: int = 1) -> str:
         """Returns the end of its standard error, without empty lines."""

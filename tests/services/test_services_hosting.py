@@ -46,6 +46,8 @@ async def test_error_of_node_is_named_without_the_stack_that_follows_it(host: Pr
     )
     assert await start(host, f"raise SystemExit({written!r})").wait() == "exit status 1: Error: no texture"
     assert await start(host, "raise SystemExit('Node.js v20.20.2')").wait() == "exit status 1: Node.js v20.20.2"
+    grouped = "raise ExceptionGroup('several', [ValueError('the first'), KeyError('the last')])"
+    assert await start(host, grouped).wait() == "exit status 1: KeyError: 'the last'"
 
 
 async def test_process_starts_without_the_file_for_its_errors(tmp_path: Path) -> None:
