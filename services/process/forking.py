@@ -28,8 +28,8 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -37,7 +37,13 @@ from setproctitle import setproctitle
 
 from sparring.pipeline import plugins
 from sparring.services.process import watcher
-from sparring.services.process.lifeline import adopt_orphans, end_at_close, end_children, resume_with_parent
+from sparring.services.process.lifeline import (
+    adopt_orphans,
+    end_at_close,
+    end_children,
+    ending_at_hangup,
+    resume_with_parent,
+)
 
 MODULES: Final = (
     "sparring.services.commands.service",
@@ -332,28 +338,6 @@ def serve(requests: socket.socket) -> list[str]:
         return [str(one) for one in request["arguments"]]
 
 
-@contextmanager
-def _ending_at_hangup(descriptor: int) -> Iterator[None]:
-    """Ends this process meanwhile as soon as the other end of a socket is closed, by a thread that is gone then."""
-    reader, writer = os.pipe()
-
-    def watch() -> None:
-        closed = select.poll()
-        closed.register(descriptor, 0)  # a hangup is reported anyway
-        closed.register(reader, 0)
-        if descriptor in dict(closed.poll()):
-            os._exit(0)
-
-    watching = threading.Thread(target=watch, name="supervisor")
-    watching.start()
-    try:
-        yield
-    finally:
-        os.close(writer)
-        watching.join()
-        os.close(reader)
-
-
 def _reap(writers: dict[int, int]) -> None:
     """Writes the exit statuses of the children that have ended; those of adopted ones are dropped."""
     with suppress(ChildProcessError):
@@ -377,7 +361,7 @@ def main(arguments: Sequence[str]) -> list[str]:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     resume_with_parent()
     os.chdir("/")  # torch's libraries cannot be loaded in a working folder that was removed
-    with _ending_at_hangup(int(arguments[0])):
+    with ending_at_hangup(int(arguments[0])):
         for module in arguments[1:]:
             importlib.import_module(module)
     del os.environ[_THREADS]

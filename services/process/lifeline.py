@@ -7,6 +7,7 @@ supervisor died, the process ends at once.
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import sys
 import threading
@@ -50,6 +51,28 @@ def ending_with_caller() -> Iterator[dict[str, Any]]:
 def end_at_close(descriptor: int) -> None:
     """Makes this process end when the writing end of a pipe is closed."""
     threading.Thread(target=_end_at_close, args=(descriptor,), name="supervisor pipe", daemon=True).start()
+
+
+@contextlib.contextmanager
+def ending_at_hangup(descriptor: int) -> Iterator[None]:
+    """Ends this process meanwhile as soon as the other end of a socket is closed, by a thread that is gone then."""
+    reader, writer = os.pipe()
+
+    def watch() -> None:
+        closed = select.poll()
+        closed.register(descriptor, 0)  # a hangup is reported anyway
+        closed.register(reader, 0)
+        if descriptor in dict(closed.poll()):
+            os._exit(0)
+
+    watching = threading.Thread(target=watch, name="supervisor")
+    watching.start()
+    try:
+        yield
+    finally:
+        os.close(writer)
+        watching.join()
+        os.close(reader)
 
 
 def end_with_parent() -> None:

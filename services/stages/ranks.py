@@ -31,6 +31,7 @@ from sparring.pipeline.networks.device import Device, configure_torch, torch_con
 from sparring.pipeline.queues.endpoints import private_folder
 from sparring.pipeline.specs import BehaviorSpec, read_spec
 from sparring.services.process.hosting import PYTHON
+from sparring.services.process.lifeline import ending_at_hangup
 from sparring.services.process.runtime import MEETING
 
 _Process: TypeAlias = "subprocess.Popen[bytes]"
@@ -215,7 +216,8 @@ def follow() -> None:
         device = device_of(device, rank, count)
         meeting = Path(begun["meeting"])
         _ready(meeting, rank).touch()
-        ranks = join(rank, count, meeting, device, begun["timeout_s"])
+        with ending_at_hangup(stream.fileno()):  # the wait for the others takes minutes where they do not come
+            ranks = join(rank, count, meeting, device, begun["timeout_s"])
         settings = TrainerSettings.model_validate_json(json.dumps(begun["settings"]))
         identity = begun["behavior"], read_spec(begun["spec"]), settings, begun["seed"]
         learner = Learner(*identity, device=device, ranks=ranks)
