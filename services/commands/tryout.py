@@ -32,7 +32,6 @@ from sparring.pipeline.specs import Array, BehaviorId, BehaviorSpec
 from sparring.pipeline.stepping.limits import check_behaviors, check_network, check_scripts, unknown_behavior
 from sparring.pipeline.stepping.validation import describe_report
 from sparring.services.commands.runs import add_assigned, check_positive, natural
-from sparring.services.process.hosting import ending_signals, interrupting
 from sparring.services.process.lifeline import adopt_orphans, children, end_strays
 
 REFUSED = "not usable: "
@@ -122,6 +121,8 @@ def run(args: argparse.Namespace) -> int:
             name = "pettingzoo" if re.fullmatch(r"[A-Za-z_][\w.]*", args.env) else "gymnasium"
             texts = [f"env_id={args.env}", *texts]
         named = [Trial(name, 1 if args.areas is None else args.areas, parse_options(name, texts), args.seed)]
+    from sparring.services.process.hosting import ending_signals, interrupting  # loads anyio, which `check` need not
+
     adopt_orphans()
     before, own = {*threading.enumerate()}, children()
     with ending_signals(interrupting()):
