@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -29,8 +30,8 @@ _BAD_IN_NAME = frozenset('/\\?*:"<>|#')  # not allowed in folder names, except "
 _LONGEST_NAME = 100
 _TAKEN = frozenset({"checkpoints", "initial", "lock", "logs", "players", "replays", "run_logs", "snapshots", "writers"})
 """Names in the folder of a run that are not those of its behaviors; folders of other programs may be shared."""
-_FILES = (".json", ".jsonl", ".png", ".prom", ".yaml")
-"""Suffixes of the files of a run."""
+_FILES = frozenset({".db", ".json", ".jsonl", ".onnx", ".png", ".prom", ".yaml"})
+"""Suffixes of the files of a run, which another may follow: services.jsonl.1."""
 _RANKS: dict[str, int] = {"vector": 1, "image": 3, "entities": 2, "goal": 1}
 
 
@@ -190,4 +191,5 @@ class BehaviorId:
 def names_a_folder(name: str) -> bool:
     """Returns whether a behavior of this name can have its own folder and learner."""
     plain = bool(name.strip()) and name.isprintable() and not _BAD_IN_NAME & set(name) and not name.startswith(".")
-    return plain and len(name.encode()) <= _LONGEST_NAME and name not in _TAKEN and not name.endswith(_FILES)
+    free = name not in _TAKEN and not _FILES & set(PurePath(name).suffixes)
+    return plain and free and len(name.encode()) <= _LONGEST_NAME

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
 from sparring.pipeline.messages import state as records
-from sparring.pipeline.messages.incarnations import is_restart, precedes, service_of
+from sparring.pipeline.messages.incarnations import is_restart, is_restart_of, precedes, service_of
 
 LAST_EPISODES: Final = 100
 _NO_LEARNER: Final = records.LearnerState(behavior="", start="", version=0, updates=0, trained=0)
@@ -391,6 +391,8 @@ class SimulatorTotals:
     def retire(self, service: str, present: str = "") -> None:
         """Notes that processes which were connected to a stepping service that died may have reported more to it.
 
+        Those without a name never tell how much.
+
         Args:
             service: of stepping.
             present: its living incarnation; "" where it has none.
@@ -399,7 +401,7 @@ class SimulatorTotals:
             is_open = steps.connected and not steps.total
             if is_open and source != present and service_of(source) == service:
                 self.unheard.add(process)
-        if not present and any(service_of(source) == service for source in self.unnamed):
+        if any(is_restart_of(present, one) if present else service_of(one) == service for one in self.unnamed):
             self.unheard.add("")
 
     def miss(self, service: str) -> None:

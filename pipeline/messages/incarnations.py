@@ -20,5 +20,10 @@ def is_restart(incarnation: str) -> bool:
     return _number(incarnation.rpartition("-")[2]) > 1
 
 
+def is_restart_of(incarnation: str, other: str) -> bool:
+    """Returns whether an incarnation of a service came after another in the same session."""
+    return precedes(other, incarnation) and incarnation.rpartition("-")[0] == other.rpartition("-")[0]
+
+
 def _number(text: str) -> int:
     return int(text) if text.isdecimal() else 0

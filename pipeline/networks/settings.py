@@ -27,6 +27,8 @@ Initialization = Literal["he_normal", "orthogonal", "uniform"]
 ACTION_LIMIT: Final = 3.0
 """Default of `network_settings.action_limit` (ML-Agents)."""
 
+MOST_ENTITIES: Final = 1024
+"""Entities that attention relates to each other, of one agent: the weights of that take 16 MiB."""
 HEADS: Final = 4
 """Heads of the attention over entities and over group members."""
 
@@ -319,6 +321,13 @@ def refuse_unsupported(spec: BehaviorSpec, settings: NetworkSettings) -> None:
                 expected=f"a multiple of {HEADS}, one part for each attention head",
                 remedy=f"set network_settings.hidden_units to {-(-units // HEADS) * HEADS}",
             )
+    entities = [one for one in spec.observations if one.kind == "entities" and settings.encoder_of(one) is None]
+    if (count := sum(one.shape[0] for one in entities)) > MOST_ENTITIES:
+        raise Unsupported(
+            got=f"{count:,} entities in {', '.join(repr(one.name) for one in entities)}",
+            expected=f"at most {MOST_ENTITIES:,}, because attention relates each to each",
+            remedy="send the nearest ones only, or choose an encoder of your own in network_settings.encoders",
+        )
     kinds = {"own" if settings.encoder_of(one) else one.kind for one in spec.observations}
     if kinds == {"goal"} and settings.goal_conditioning_type == "hyper":
         raise Unsupported(

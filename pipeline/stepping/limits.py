@@ -108,7 +108,7 @@ def check_unnamed(name: str, known: int, limit: int) -> None:
             "specs",
             got=f"behavior {name!r}",
             expected='a name that a folder of the run can have: short, no dot at its start, none of / \\ ? * : " < > |'
-            " or #, and neither logs nor another folder of the run",
+            " or #, and neither logs nor another folder or file of the run",
             remedy="give it another name in the simulator",
         )
     if known >= limit:

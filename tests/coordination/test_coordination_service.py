@@ -102,6 +102,20 @@ def test_a_process_that_was_connected_to_a_dead_stepping_is_compared_once_it_is_
     assert coordinator.state().unaccounted == {"B": 0}
 
 
+@pytest.mark.parametrize("died", [False, True])
+def test_what_a_simulator_without_a_name_reported_to_a_dead_stepping_is_never_known(died: bool) -> None:
+    """A later session knows what stepping has published in order."""
+    coordinator = Coordinator("coordination.1")
+    coordinator.ledgers["B"] = StepLedger(least_update_steps=64, overlap=1)
+    state = replace(stepping_state("stepping-0.a-1"), processes={"": SimulatorSteps(connected=True)})
+    coordinator.on_stepping_state(BehaviorSpecs(behaviors={}), state)
+    assert coordinator.state().unaccounted == {"B": 0}
+    for present in ("stepping-0.a-2" if died else "stepping-0.b-1", "stepping-0.b-2"):
+        state = replace(stepping_state(present), processes={})
+        coordinator.on_stepping_state(BehaviorSpecs(behaviors={}), state)
+        assert coordinator.state().unaccounted == ({} if died else {"B": 0})
+
+
 @pytest.mark.parametrize(("connected", "unfinished"), [(False, True), (True, False), (True, True)])
 def test_nothing_is_compared_where_stepping_died_at_the_end_with_simulators(connected: bool, unfinished: bool) -> None:
     """What they reported to it last is unknown; a stepping process that ended in order has published all."""

@@ -277,6 +277,7 @@ def test_critic_returns_a_value_per_signal():
     [
         (ObservationSpec(name="eye", shape=(3, 8, 19), kind="image"), SMALL, "'eye' of 8 x 19"),
         (ObservationSpec(name="others", shape=(4, 2), kind="entities"), NetworkSettings(hidden_units=30), "'others'"),
+        (ObservationSpec(name="others", shape=(1025, 2), kind="entities"), SMALL, "1,025 entities in 'others'"),
         (ObservationSpec(name="aim", shape=(2,), kind="goal"), SMALL, "goal_conditioning_type"),
     ],
 )
