@@ -1,8 +1,8 @@
 """The client's side of an HTTP/2 connection: each call is read whole and answered, or the connection is refused.
 
-An input is the size of a chunk, less one, and then the bytes. No message, and no sum of incomplete messages, may exceed
-the limit; the answers are frames, with no more data than the client's windows allow. A client is accepted with its
-first call.
+An input is the size of a chunk, less one, or 255 for chunks of one call each; and then the bytes. No message, and no
+sum of incomplete messages, may exceed the limit; the answers are frames, with no more data than the client's windows
+allow. A client is accepted with its first call. A short message has a short answer, as a steady call has.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ LARGEST: Final = 1000
 ANSWER: Final = bytes(100_000)
 """Larger than the initial window of a connection."""
 
+_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_CALLS: Final = 256
 _HEAD: Final = 9
 _PREFIX: Final = 5
 _WINDOW_UPDATE: Final = bytes((0, 0, 4, WindowUpdateFrame.type))
@@ -41,17 +43,17 @@ _WINDOW_UPDATE: Final = bytes((0, 0, 4, WindowUpdateFrame.type))
 
 def one_input(data: bytes) -> None:
     """Feeds a connection."""
-    connection, chunk, arriving = Http2Connection(PATH, LARGEST), 1 + (data[0] if data else 0), data[1:]
+    connection, arriving = Http2Connection(PATH, LARGEST), data[1:]
     sent, welcome = bytearray(connection.take()), False
     try:
-        for at in range(0, len(arriving), chunk):
-            for stream, message in connection.feed(arriving[at : at + chunk]):
+        for chunk in chunks(arriving, 1 + (data[0] if data else 0)):
+            for stream, message in connection.feed(chunk):
                 if message is not None and len(message) > LARGEST:
                     raise Violation(f"a message of {len(message)} bytes, at most {LARGEST}")
                 if not welcome:
                     connection.admit(LARGEST)
                     welcome = True
-                connection.answer(stream, ANSWER)
+                connection.answer(stream, ANSWER[: len(message or ANSWER) ** 8])
             if connection.buffered_bytes() > LARGEST + _PREFIX:
                 raise Violation(f"{connection.buffered_bytes()} buffered bytes, expected at most {LARGEST + _PREFIX}")
             sent += connection.take()
@@ -61,6 +63,21 @@ def one_input(data: bytes) -> None:
     allowed = 2**16 - 1 + arriving.count(_WINDOW_UPDATE) * (2**31 - 1)
     if data_sent > allowed:
         raise Violation(f"{data_sent} bytes of data, at most {allowed}")
+
+
+def chunks(arriving: bytes, size: int) -> Iterator[bytes]:
+    """Yields the bytes in chunks of a size, or the calls in them."""
+    if size < _CALLS:
+        yield from (arriving[at : at + size] for at in range(0, len(arriving), size))
+        return
+    begin, at = 0, len(_PREFACE)
+    while at + _HEAD <= len(arriving):
+        ends = arriving[at + 4] == 1
+        at += _HEAD + int.from_bytes(arriving[at : at + 3], "big")
+        if ends:
+            yield arriving[begin:at]
+            begin = at
+    yield arriving[begin:]
 
 
 def frames(sent: bytes) -> Iterator[Frame]:
@@ -77,8 +94,9 @@ def frames(sent: bytes) -> Iterator[Frame]:
 
 
 def seeds() -> list[bytes]:
-    """Returns calls that are whole, in pieces, padded or cancelled, with windows, settings and pings."""
-    block = hpack.Encoder().encode([(":method", "POST"), (":path", PATH), ("te", "trailers")])
+    """Returns calls that are whole, steady, in pieces, padded or cancelled, with windows, settings and pings."""
+    encoder = hpack.Encoder()
+    block, again = (encoder.encode([(":method", "POST"), (":path", PATH), ("te", "trailers")]) for _ in range(2))
     message = b"\0" + (5).to_bytes(4, "big") + b"hello"
     head, data = HeadersFrame(1, block, flags=["END_HEADERS"]), DataFrame(1, message, flags=["END_STREAM"])
     pieces = (
@@ -91,6 +109,10 @@ def seeds() -> list[bytes]:
     more = settings, SettingsFrame(0, flags=["ACK"]), PingFrame(0, b"12345678"), PriorityFrame(3, depends_on=1)
     window = WindowUpdateFrame(0, 50_000), WindowUpdateFrame(1, 50_000)
     reset, goaway = RstStreamFrame(1), GoAwayFrame(0)
+    steady: list[Frame] = []
+    for number in (1, 3, 5, 7, 9):
+        steady.append(HeadersFrame(number, block if number == 1 else again, flags=["END_HEADERS"]))
+        steady.append(DataFrame(number, b"\0\0\0\0\2hi", flags=["END_STREAM"]))
     sequences: tuple[tuple[Frame, ...], ...] = (
         (head, data),
         pieces,
@@ -98,9 +120,10 @@ def seeds() -> list[bytes]:
         (head, data, reset, *window),
         (head, data, goaway),
         (head, reset, goaway),
+        (*steady, RstStreamFrame(9)),
     )
-    talks = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"".join(frame.serialize() for frame in one) for one in sequences]
-    return [bytes((chunk,)) + one for one in talks for chunk in (2, 255)]
+    talks = [_PREFACE + b"".join(frame.serialize() for frame in one) for one in sequences]
+    return [bytes((chunk,)) + one for one in talks for chunk in (2, 254, 255)]
 
 
 TARGET: Final = Target(unit="connection", seeds=seeds, one_input=one_input, mutate=mutation.of_bytes)
