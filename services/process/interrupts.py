@@ -1,6 +1,7 @@
 """Keeps an interrupt that comes before a run listens for signals, though a library may swallow its exception.
 
-Some libraries catch every exception while they are imported, or turn it into one of their own.
+Some libraries catch every exception while they are imported, or turn it into one of their own. A signal that the parent
+has blocked, as programs do that wait for signals in a thread, is blocked in all its children, which nothing would stop.
 """
 
 import signal
@@ -10,7 +11,8 @@ _has_come = False
 
 
 def watch() -> None:
-    """Notes each interrupt from now on, and raises KeyboardInterrupt as before."""
+    """Lets through the signals that end a process; notes each interrupt, and raises KeyboardInterrupt as before."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _note)
 

@@ -54,11 +54,27 @@ def again(training: Training, file: Path, *arguments: str, closed: bool = False)
     return subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
 
 
+@contextlib.contextmanager
+def blocked_signals() -> Iterator[None]:
+    """Blocks the signals that end a run, as a program does that waits for them in a thread; children inherit that."""
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
 def test_refused_second_start_killed_simulator_and_hangup_lose_no_steps(tmp_path: Path) -> None:
     """Two signals at once are one, and the run that they ended is resumed without any standard stream."""
     file = config(tmp_path, **ENDLESS)
-    training = Training(tmp_path, str(file))
+    with blocked_signals():
+        training = Training(tmp_path, str(file))
     training.updates(1)
+    processes = [training.process.pid, *(one.pid for one in psutil.Process(training.process.pid).children(True))]
+    blocked = {
+        line for pid in processes for line in Path(f"/proc/{pid}/status").read_text().split("\n") if "SigBlk" in line
+    }
+    assert blocked == {"SigBlk:\t0000000000000000"}
     results = training.directory.parent
     for argument in ("--resume", "--force"):
         second = Training(results, str(file), argument)
