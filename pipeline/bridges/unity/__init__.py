@@ -7,6 +7,7 @@ columns         all agents of a behavior as columns, and their actions back
 channels        side channels
 conversation    the order of the messages
 http2           one connection of gRPC
+steady          calls that differ from the one before in their message alone
 
 None of these does I/O. Those that do:
 
