@@ -16,7 +16,9 @@ import psutil
 import pytest
 import uvloop
 
+from sparring.pipeline.bridges.unity.http2 import Http2Connection
 from sparring.pipeline.bridges.unity.server import Server
+from sparring.pipeline.bridges.unity.steady import WholeCall
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.games.registry import make
 from tests.simulation.unity_bridge import LONG_S, manual_player
@@ -67,14 +69,24 @@ def exchange(port: int) -> grpc.UnaryUnaryMultiCallable[bytes, bytes]:
     return grpc.insecure_channel(f"127.0.0.1:{port}", options=unlimited).unary_unary(METHOD)
 
 
-def test_each_call_is_answered_in_turn(calls: Calls) -> None:
-    """A call stays open until it is answered."""
+def test_each_call_is_answered_in_turn_and_most_are_steady(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call stays open until it is answered. The first ones, and those with news of the connection, are not steady."""
+    steady: list[WholeCall] = []
+    take = Http2Connection._take_steady
+
+    def note(self: Http2Connection, call: WholeCall) -> None:
+        steady.append(call)
+        take(self, call)
+
+    monkeypatch.setattr(Http2Connection, "_take_steady", note)
     ask = exchange(calls.port)
-    for number in range(50):
-        call = ask.future(b"%d" % number, wait_for_ready=True)
-        assert calls.receive() == b"%d" % number
+    for number in range(100):
+        content = b"message %d" % number
+        call = ask.future(content, wait_for_ready=True)
+        assert calls.receive() == content
         calls.answer(b"answer %d" % number)
         assert call.result(LONG_S) == b"answer %d" % number
+    assert len(steady) > 90
 
 
 def test_messages_of_many_megabytes_pass_both_ways(calls: Calls) -> None:
