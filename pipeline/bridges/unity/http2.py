@@ -139,7 +139,6 @@ class Http2Connection:
         if whole is not None and self._is_steady(whole):
             self._take_steady(whole)
             return [Call(whole.stream, whole.message)]
-        self._catch_up()
         if self._frames.read(data):
             self._headers = None
         calls = self._read(data)
@@ -150,6 +149,7 @@ class Http2Connection:
     def _read(self, data: bytes) -> list[Call]:
         """Has the library read bytes, and returns the calls."""
         try:
+            self._catch_up()
             for at in range(0, len(data), _PIECE):
                 piece = data[at : at + _PIECE]
                 self._overhead += len(piece)
