@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     """
     given = find(args.run, args.results_dir)
     run_folder, out = given.absolute(), args.out or given
-    if out.exists() and not out.is_dir():
+    if not out.is_dir() and (out.exists() or out.name.endswith(tuple(SUFFIXES.values()))):
         raise SettingsError(f"got --out {out}, which is no folder; expected one, or a new name; correct it")
     failed = False
     for behavior, checkpoint in _chosen(run_folder, args.behavior, args.checkpoint).items():

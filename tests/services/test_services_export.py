@@ -118,6 +118,7 @@ def test_damaged_checkpoint_is_named(run, capsys):
         (["--behavior", "Gaol"], "'Gaol'"),
         (["--checkpoint", "checkpoint-7"], "checkpoint-000000002000"),
         (["--out", "/dev/null"], "got --out /dev/null, which is no folder"),
+        (["--out", "model.onnx"], "got --out model.onnx, which is no folder"),
     ],
 )
 def test_unknown_run_behavior_or_checkpoint_is_bad_input_with_suggestions(run, capsys, arguments, message):
