@@ -393,6 +393,9 @@ def described(config: Path, loaded: LoadedSettings, assigned: Sequence[str] = ()
         loaded: its content.
         assigned: what the command line says instead, which is in `loaded` already.
     """
+    if not config.is_file():  # a pipe, which holds nothing any more
+        yield f"notice: the simulators of {config} are not tried, because it is no file"
+        return
     for number, simulator in enumerate(loaded.settings.launched):
         if simulator.name in (None, "unity", "godot"):
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,19 @@ pipeline: {mode: lockstep}
         "start it by hand",
         "  Goal?team=0: agents 3; observations goal: vector 1; actions branches of 2 choices; masks none; groups none",
     ]
+
+
+def test_a_configuration_that_a_pipe_holds_is_checked_without_its_simulators(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It can be read once."""
+    reading, writing = os.pipe()
+    os.write(writing, b"behaviors: {Goal: }\nsimulators: [{name: goal}]\n")
+    os.close(writing)
+    assert sparring(["check", f"/dev/fd/{reading}"]) == 0
+    os.close(reading)
+    output = capsys.readouterr().out
+    assert f"notice: the simulators of /dev/fd/{reading} are not tried, because it is no file" in output
 
 
 @pytest.mark.parametrize("simulators", ["{name: goal}", "{name: goal}, {name: godot}"])

@@ -330,7 +330,9 @@ def test_a_heartbeat_must_be_shorter_than_the_timeout() -> None:
     assert line.startswith("run.yaml:3: pipeline.heartbeat_s: got heartbeat_s 60 with simulator_timeout_s 60")
 
 
-@pytest.mark.parametrize("name", ["Ball?team=0", "a/b", "..", "' '", '"a\\tb"', "'a:b'", "'a#1'", "logs", "a.onnx", "metrics.jsonl.1"])
+@pytest.mark.parametrize(
+    "name", ["Ball?team=0", "a/b", "..", "' '", '"a\\tb"', "'a:b'", "'a#1'", "logs", "a.onnx", "metrics.jsonl.1"]
+)
 def test_a_behavior_name_must_be_able_to_name_a_folder(name: str) -> None:
     assert "expected a valid name of a folder" in only_problem(f"behaviors:\n  {name}: {{}}\n")
 
