@@ -11,9 +11,10 @@ from typing import Final
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from sparring.pipeline.coordination.ghosts import Ghosts, SavedGhosts
-from sparring.pipeline.coordination.ledger import SimulatorTotals, StepLedger
+from sparring.pipeline.coordination.ledger import StepLedger
 from sparring.pipeline.coordination.lessons import Change, Lessons, WeightsUpdate
 from sparring.pipeline.coordination.opponents import Tournament
+from sparring.pipeline.coordination.totals import SimulatorTotals
 from sparring.pipeline.errors import ServiceError
 from sparring.pipeline.files import regular
 from sparring.pipeline.messages import state as records

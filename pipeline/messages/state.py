@@ -313,8 +313,8 @@ class RunState:
         step_counts: by behavior name.
         losses: by behavior name, the lost steps by cause: the stage whose death lost them, or "both_ends" for steps
             that only the simulators still knew of.
-        unaccounted: by behavior name, steps that the simulators count beyond the produced ones; absent where simulators may have
-            reported more, to a stepping process that died or in a session that left no last counts, and not told since.
+        unaccounted: by behavior name, steps that the simulators count beyond the produced ones; absent where they may
+            have counted more, at a stepping process that died or in a session that left no last counts.
         versions: highest weights version seen, by behavior name.
         reward_mean_last100: by behavior name, mean return of the last 100 episodes; absent before the first episode.
         episodes: by behavior name, episodes ended.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparring.pipeline.coordination.ledger import SimulatorTotals
+from sparring.pipeline.coordination.totals import SimulatorTotals
 from sparring.pipeline.messages.incarnations import service_of
 from sparring.pipeline.messages.state import SimulatorSteps, SteppingState
 from tests.coordination.ledger_parts import FIRST, OTHER, SECOND, THIRD, through_json
