@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Sequence
 from typing import Final, NoReturn
@@ -54,9 +55,11 @@ _UNWRITABLE: Final = (
 _LIMITED: Final = errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EFBIG
 _LEFTOVERS_S: Final = 5.0
 _THREAD_S: Final = 0.5
+_EXIT_S: Final = 10.0
+"""Time for what plug-ins have registered to run at the exit."""
 _FORKING: Final = {"train", "evaluate", "tournament"}
 """Commands that start services."""
-_PLUGGED: Final = _FORKING | {"check", "export", "record"}
+_PLUGGED: Final = _FORKING | {"check", "export", "record", "try"}
 """Commands that load plug-ins in their own process."""
 _MODULES: Final = {
     "simulator": "sparring.services.stages.simulator",
@@ -123,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def end_leftovers(status: int) -> None:
-    """Ends what plug-ins have left in this process: its children, and threads that exit would wait for."""
+    """Ends what plug-ins have left in this process: its children, and threads and functions that exit waits for."""
     if not _PLUGGED.intersection(sys.argv[1:2]):
         return
     if (forking := sys.modules.get("sparring.services.process.forking")) is not None:
@@ -136,9 +139,22 @@ def end_leftovers(status: int) -> None:
     if left or alive:
         sys.stderr.write(f"sparring: ended what plug-ins have left running: {', '.join([*left, *alive])}\n")
     if alive:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+        _end(status)
+    threading.Thread(target=_end_late, args=(status,), daemon=True).start()
+
+
+def _end_late(status: int) -> None:
+    """Ends this process where it has not ended in time."""
+    time.sleep(_EXIT_S)
+    sys.stderr.write(f"sparring: ended what plug-ins run at the exit, which took more than {_EXIT_S:g} s\n")
+    _end(status)
+
+
+def _end(status: int) -> None:
+    """Ends this process without its exit handlers."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _check_working_folder(*, is_supervised: bool) -> None:

@@ -154,15 +154,16 @@ sys.exit(main(["service", "monitor", "--run", {str(tmp_path)!r}]))
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot tell")
 @pytest.mark.parametrize(
-    ("left", "name"),
+    ("left", "ended"),
     [
-        ("threading.Thread(target=threading.Event().wait, name='engine').start()", "engine"),
-        ("subprocess.Popen(['sleep', '987'])", "sleep|python"),  # before it has its own name
+        ("threading.Thread(target=threading.Event().wait, name='engine').start()", "have left running: engine"),
+        ("subprocess.Popen(['sleep', '987'])", "have left running: (sleep|python)"),  # before it has its own name
+        ("atexit.register(threading.Event().wait)", "run at the exit, which took more than 0.5 s"),
     ],
 )
-def test_what_plug_ins_leave_in_the_process_of_a_run_ends_with_it(left: str, name: str) -> None:
+def test_what_plug_ins_leave_in_the_process_of_a_run_ends_with_it(left: str, ended: str) -> None:
     program = f"""
-import subprocess, sys, threading
+import atexit, subprocess, sys, threading
 from sparring import __main__ as command
 from sparring.services import main
 
@@ -170,13 +171,13 @@ def run(*_):
     {left}
     return 5
 
-main.main = run
+main.main, main._EXIT_S = run, 0.5
 sys.argv[1:] = ["train", "x.yaml"]
 sys.exit(command.main())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 5
-    assert re.fullmatch(f"sparring: ended what plug-ins have left running: ({name})\n", done.stderr), done.stderr
+    assert re.fullmatch(f"sparring: ended what plug-ins {ended}\n", done.stderr), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -155,3 +155,11 @@ def test_actions_of_other_agents_are_refused() -> None:
         )
         with pytest.raises(LocalProtocolError, match="row by row"):
             made.encode(actions)
+
+
+def test_actions_take_no_memory_before_their_receiver_has_accepted_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A spec of a hundred bytes may claim so many that no machine has the memory."""
+    monkeypatch.setattr(f"{PlayerBehavior.__module__}.ActionWriter", lambda *_, **__: pytest.fail("made too early"))
+    made = columns([GOOD], writer.brain(NAME, continuous=2**31 - 1))
+    assert made.spec.actions.continuous == 2**31 - 1
+    assert made.report(infos([GOOD])) is not None

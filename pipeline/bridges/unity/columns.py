@@ -12,6 +12,7 @@ numbers are the array. Another layout is read message by message.
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -90,9 +91,12 @@ class PlayerBehavior:
         )
         self.waiting: Ids = _NO_IDS
         self._deciding = _DecidedAgents()
-        self._writer = ActionWriter(self.spec.actions, old=self.old)
         parts = zip(known, observations, first.observations, strict=True)
         self._sensors = [SensorColumn(*part, self.id) for part in parts]
+
+    @cached_property
+    def _writer(self) -> ActionWriter:  # made for the first answer, once the receiver of the spec accepts its size
+        return ActionWriter(self.spec.actions, old=self.old)
 
     def restart(self) -> None:
         """Discards all episodes without an end, because the player was reset."""
