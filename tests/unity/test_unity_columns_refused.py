@@ -163,3 +163,11 @@ def test_actions_take_no_memory_before_their_receiver_has_accepted_them(monkeypa
     made = columns([GOOD], writer.brain(NAME, continuous=2**31 - 1))
     assert made.spec.actions.continuous == 2**31 - 1
     assert made.report(infos([GOOD])) is not None
+
+
+@pytest.mark.parametrize("mapping", [(), (0, 1, 2)])
+def test_channels_take_no_memory_where_their_files_cannot_hold_them(mapping: tuple[int, ...]) -> None:
+    pngs = writer.as_pngs(np.zeros((3, 1, 1), np.uint8))
+    shape = [1, 1, 2**31 - 1]
+    with pytest.raises(UnreadableData, match=f"'eye' of {shape[2]} channels, where its PNG files hold at most"):
+        columns([writer.agent([writer.packed(pngs, shape, writer.HWC, mapping=mapping, name="eye")])])

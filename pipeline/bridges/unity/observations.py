@@ -46,6 +46,8 @@ _LAST_CHUNK: Final = b"\0\0\0\0IEND\xae\x42\x60\x82"
 """Ends each PNG file: its length of 0, kind and checksum."""
 _CHANNELS: Final = 3
 """Channels of each PNG file."""
+_LEAST: Final = 16
+"""Bytes of each channel in a PNG file, at least: the fixed parts alone have 57 for three."""
 
 Sources = tuple[tuple[int, ...], ...]
 
@@ -174,6 +176,9 @@ def _sensor(one: Proto, name: str) -> SensorReader:
     if channels_last:
         shape = (shape[2], *shape[:2])
     packed = one.compression_type == PNG
+    most = max(_CHANNELS, len(one.compressed_data) // _LEAST)
+    if packed and shape[0] > most:  # before anything of that size is allocated
+        raise UnreadableData(f"image {name!r} of {shape[0]} channels, where its PNG files hold at most {most}")
     sources = _sources(tuple(one.compressed_channel_mapping), shape[0], name) if packed else ()
     exact = packed and all(len(of_one) == 1 for of_one in sources)
     kind = _kind(one, shape, axes, name)
