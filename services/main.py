@@ -59,8 +59,8 @@ _EXIT_S: Final = 10.0
 """Time for what plug-ins have registered to run at the exit."""
 _FORKING: Final = {"train", "evaluate", "tournament"}
 """Commands that start services."""
-_PLUGGED: Final = _FORKING | {"check", "export", "record", "try"}
-"""Commands that load plug-ins in their own process."""
+_PLUGGED: Final = _FORKING | {"check", "export", "record", "simulator", "try"}
+"""Commands that load plug-ins or environments in their own process."""
 _MODULES: Final = {
     "simulator": "sparring.services.stages.simulator",
     "sweep": "sparring.services.sweeps.command",
@@ -144,9 +144,14 @@ def end_leftovers(status: int) -> None:
 
 
 def _end_late(status: int) -> None:
-    """Ends this process where it has not ended in time."""
+    """Ends this process where it has not ended in time, and all that it has started."""
     time.sleep(_EXIT_S)
     sys.stderr.write(f"sparring: ended what plug-ins run at the exit, which took more than {_EXIT_S:g} s\n")
+    import psutil  # which no command waits for at its start
+
+    for one in reversed(psutil.Process().children(recursive=True)):  # this process may end with the first
+        with contextlib.suppress(psutil.Error):
+            one.kill()
     _end(status)
 
 

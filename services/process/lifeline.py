@@ -117,7 +117,7 @@ def children() -> set[int]:
 def end_strays(spared: Collection[int], limit_s: float) -> list[str]:
     """Kills the children of this process that are not spared, and what they leave behind (Linux only).
 
-    Helpers of `multiprocessing` end with this process, and clean up after it.
+    Helpers of `multiprocessing` end with this process, and clean up after it; its workers do not.
 
     Returns:
         Names of those that still ran.
@@ -128,10 +128,8 @@ def end_strays(spared: Collection[int], limit_s: float) -> list[str]:
         for pid in children().difference(spared):
             with contextlib.suppress(OSError):
                 folder = Path("/proc", str(pid))
-                if (
-                    b"from multiprocessing." not in (folder / "cmdline").read_bytes()
-                    and not os.waitpid(pid, os.WNOHANG)[0]
-                ):
+                command = (folder / "cmdline").read_bytes()
+                if not any(one in command for one in _HELPERS) and not os.waitpid(pid, os.WNOHANG)[0]:
                     found.setdefault(pid, (folder / "comm").read_text().strip())
                     left.add(pid)
                     os.kill(pid, signal.SIGKILL)
@@ -141,6 +139,7 @@ def end_strays(spared: Collection[int], limit_s: float) -> list[str]:
     return sorted(found.values())
 
 
+_HELPERS: Final = b"from multiprocessing.resource_tracker", b"from multiprocessing.forkserver"
 _PARENT_DEATH: Final = 1  # of <sys/prctl.h>
 _ADOPT: Final = 36
 

@@ -158,12 +158,19 @@ sys.exit(main(["service", "monitor", "--run", {str(tmp_path)!r}]))
     [
         ("threading.Thread(target=threading.Event().wait, name='engine').start()", "have left running: engine"),
         ("subprocess.Popen(['sleep', '987'])", "have left running: (sleep|python)"),  # before it has its own name
+        ("get_context('spawn').Process(target=time.sleep, args=(987,)).start()", "have left running: python.*"),
+        (
+            "get_context('forkserver').Process(target=time.sleep, args=(987,)).start()",
+            "run at the exit, which took more than 0.5 s",
+        ),
         ("atexit.register(threading.Event().wait)", "run at the exit, which took more than 0.5 s"),
     ],
 )
-def test_what_plug_ins_leave_in_the_process_of_a_run_ends_with_it(left: str, ended: str) -> None:
+@pytest.mark.parametrize("command", ["train", "simulator"])
+def test_what_plug_ins_leave_in_the_process_of_a_command_ends_with_it(left: str, ended: str, command: str) -> None:
     program = f"""
-import atexit, subprocess, sys, threading
+import atexit, subprocess, sys, threading, time
+from multiprocessing import get_context
 from sparring import __main__ as command
 from sparring.services import main
 
@@ -172,7 +179,7 @@ def run(*_):
     return 5
 
 main.main, main._EXIT_S = run, 0.5
-sys.argv[1:] = ["train", "x.yaml"]
+sys.argv[1:] = ["{command}", "x.yaml"]
 sys.exit(command.main())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
