@@ -35,9 +35,9 @@ from sparring.pipeline.specs import SpecError
 _REFUSALS: Final = ("version", "credential", "specs", "unknown_behavior", "scripts")
 """Codes of Faults that every restart of the simulator would repeat."""
 _HANG_S: Final = 30.0
+"""Seconds after which a call of an environment that has not returned is named, and one of `close` ended."""
 _MOST: Final = 1e9
 """No longer time can be waited for everywhere."""
-"""Seconds after which a call of an environment that has not returned is named."""
 
 
 def slow_down(game: Game, longest_s: float, seed: int | None, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -83,6 +83,33 @@ def name_hang(name: str, thread: int, is_over: threading.Event, limit_s: float =
         held = frames[-1] if frames else None
 
 
+def limit_close(name: str, game: Game) -> None:
+    """Makes `close` of a game end this process where it does not return: nothing else is left to do.
+
+    Args:
+        name: of the simulator.
+        game: the game.
+    """
+    close = game.close
+
+    def end() -> None:
+        got = f"a call of close() that has not returned for {_HANG_S:g} s"
+        sys.stderr.write(f"sparring simulator {name}: got {got}; expected it to return; correct it\n")
+        sys.stderr.flush()
+        os._exit(FAILED)
+
+    def close_in_time() -> None:
+        timer = threading.Timer(_HANG_S, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            close()
+        finally:
+            timer.cancel()
+
+    game.close = close_in_time  # type: ignore[method-assign]
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command line of `sparring simulator`."""
     parser.add_argument("name", choices=names(), help="simulator or bridge, built in or of a plug-in")
@@ -124,6 +151,7 @@ def run(args: argparse.Namespace) -> int:
         game = make(args.name, args.areas, **parse_options(args.name, args.option))
         if (replays := os.environ.get(FOLDER_VARIABLE)) and isinstance(game, DrawnGame):
             Recorder(game, Path(replays))
+        limit_close(args.name, game)
         if args.slow:
             slow_down(game, args.slow / 1000, seed)
         of_thread = args.name, threading.get_ident(), is_over

@@ -225,3 +225,23 @@ def _still(report: Any) -> Any:
     from tests.simulation.simulation_helpers import actions_for
 
     return actions_for(report, Goal().behaviors()["Goal?team=0"])
+
+
+def test_a_close_that_does_not_return_ends_the_process() -> None:
+    """The link has ended, and nothing is left to do."""
+    code = """
+import threading
+from sparring.pipeline.games.goal import Goal
+from sparring.services.main import main
+from sparring.services.stages import simulator
+
+simulator._HANG_S = 0.2
+Goal.close = lambda self: threading.Event().wait()
+main(["simulator", "goal", "--connect", "unix:///nothing", "--timeout", "0"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "sparring simulator goal: got a call of close() that has not returned for 0.2 s; expected it to return; "
+        "correct it\n"
+    )
