@@ -35,7 +35,9 @@ from sparring.pipeline.specs import SpecError
 _REFUSALS: Final = ("version", "credential", "specs", "unknown_behavior", "scripts")
 """Codes of Faults that every restart of the simulator would repeat."""
 _HANG_S: Final = 30.0
-"""Seconds after which a call of an environment that has not returned is named, and one of `close` ended."""
+"""Seconds after which a call of an environment that has not returned is named."""
+_CLOSE_S: Final = 300.0
+"""Time for `close`, in which an environment may write a video."""
 _MOST: Final = 1e9
 """No longer time can be waited for everywhere."""
 
@@ -93,13 +95,13 @@ def limit_close(name: str, game: Game) -> None:
     close = game.close
 
     def end() -> None:
-        got = f"a call of close() that has not returned for {_HANG_S:g} s"
+        got = f"a call of close() that has not returned for {_CLOSE_S:g} s"
         sys.stderr.write(f"sparring simulator {name}: got {got}; expected it to return; correct it\n")
         sys.stderr.flush()
         os._exit(FAILED)
 
     def close_in_time() -> None:
-        timer = threading.Timer(_HANG_S, end)
+        timer = threading.Timer(_CLOSE_S, end)
         timer.daemon = True
         timer.start()
         try:

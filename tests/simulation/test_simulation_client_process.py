@@ -235,7 +235,7 @@ from sparring.pipeline.games.goal import Goal
 from sparring.services.main import main
 from sparring.services.stages import simulator
 
-simulator._HANG_S = 0.2
+simulator._CLOSE_S = 0.2
 Goal.close = lambda self: threading.Event().wait()
 main(["simulator", "goal", "--connect", "unix:///nothing", "--timeout", "0"])
 """
