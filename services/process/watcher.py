@@ -71,6 +71,7 @@ def _watch(program: int, pipe: int) -> int:
     """Waits for the end of a program, and ends what it leaves behind; returns its exit status."""
     threading.Thread(target=_end_with, args=(pipe, program), name="supervisor pipe", daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: _stop(program))
+    signal.signal(signal.SIGHUP, lambda *_: None)  # which a group with a stopped process gets once the supervisor ends
     status = _wait(program)
     end_children(_GRACE_S)  # that it has left behind
     if status < 0:

@@ -27,6 +27,7 @@ from sparring.pipeline.settings import Settings, not_here, started_by_hand
 from sparring.services.process import forking
 from sparring.services.process.encryption import exposed, service_key, unprotected
 from sparring.services.process.hosting import LOOP_OPTIONS, ProcessHost
+from sparring.services.process.lifeline import adopt_orphans
 from sparring.services.process.runtime import MEETING, Playback
 from sparring.services.supervision.hosts import Host, HostElsewhere, Processes, Tasks
 from sparring.services.supervision.ports import Ports, open_ports
@@ -306,6 +307,7 @@ async def _as_processes(
 async def _as_tasks(topology: Topology, grow: Grow, processes: ProcessHost) -> Status:
     from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
 
+    adopt_orphans()  # of a simulator's watcher that was killed: they end with this process
     hub = MemoryHub()
     async with anyio.create_task_group() as tasks:
         host = Tasks(

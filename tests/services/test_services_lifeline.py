@@ -106,7 +106,7 @@ time.sleep(float(sys.argv[1]))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt others")
-@pytest.mark.parametrize("way", ["itself", "SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("way", ["itself", "SIGTERM", "SIGKILL", "SIGHUP"])
 def test_children_of_a_simulator_end_with_it_although_they_have_a_session_of_their_own(
     tmp_path: Path, way: str
 ) -> None:
@@ -114,7 +114,9 @@ def test_children_of_a_simulator_end_with_it_although_they_have_a_session_of_the
     watcher = host.watched("one", [sys.executable, "-c", PARENT, "0" if way == "itself" else "1000"], {})
     while not (pids := watcher.last_lines().split()):
         time.sleep(0.01)
-    if way == "SIGTERM":
+    if way == "SIGHUP":  # of a process group with a stopped process, when the supervisor ends
+        os.kill(watcher.pid, signal.SIGHUP)
+    if way in ("SIGTERM", "SIGHUP"):
         watcher.stop()
     elif way == "SIGKILL":
         watcher.kill()
