@@ -393,7 +393,7 @@ def described(config: Path, loaded: LoadedSettings, assigned: Sequence[str] = ()
         loaded: its content.
         assigned: what the command line says instead, which is in `loaded` already.
     """
-    if not config.is_file():  # a pipe, which holds nothing any more
+    if not Path(config).is_file():  # a pipe, which holds nothing any more
         yield f"notice: the simulators of {config} are not tried, because it is no file"
         return
     for number, simulator in enumerate(loaded.settings.launched):

@@ -28,6 +28,7 @@ from sparring.services.process.lifeline import (
 )
 
 _GRACE_S = 3.0
+_AWAITED = signal.SIGTERM, signal.SIGHUP
 
 
 def main(command: list[str]) -> int:
@@ -69,9 +70,9 @@ def _prepare() -> None:
 
 def _watch(program: int, pipe: int) -> int:
     """Waits for the end of a program, and ends what it leaves behind; returns its exit status."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)  # a handler might run only after the end that it is to bring
+    threading.Thread(target=_obey, args=(program,), name="signals", daemon=True).start()
     threading.Thread(target=_end_with, args=(pipe, program), name="supervisor pipe", daemon=True).start()
-    signal.signal(signal.SIGTERM, lambda *_: _stop(program))
-    signal.signal(signal.SIGHUP, lambda *_: None)  # which a group with a stopped process gets once the supervisor ends
     status = _wait(program)
     end_children(_GRACE_S)  # that it has left behind
     if status < 0:
@@ -87,6 +88,13 @@ def _wait(program: int) -> int:
             return os.waitstatus_to_exitcode(status)
 
 
+def _obey(program: int) -> None:
+    """Stops the program at SIGTERM; SIGHUP comes to a group with a stopped process when the supervisor ends."""
+    while True:
+        if signal.sigwait(_AWAITED) == signal.SIGTERM:
+            _stop(program)
+
+
 def _kill(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
@@ -97,7 +105,8 @@ def _end_by(number: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has written its own core file
     with contextlib.suppress(OSError):  # some signals cannot be changed
         signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    signal.pthread_kill(threading.get_ident(), number)
 
 
 def _end_with(pipe: int, program: int) -> None:
