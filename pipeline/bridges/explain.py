@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import functools
 import inspect
 import math
-import os
 import re
 import sys
 import sysconfig
@@ -262,12 +260,6 @@ def say(text: str) -> None:
     if stream is not None:
         stream.write(text)
         stream.flush()
-
-
-def say_last(text: str) -> None:
-    """Writes a line to standard error, which may be a file on a full disk, and must not hide the exit status."""
-    with contextlib.suppress(OSError):
-        os.write(2, f"{text}\n".encode(errors="replace"))
 
 
 def place_of(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from typing import Final
 
 import anyio
 
-from sparring.pipeline.bridges.explain import described_with_place, say_last
+from sparring.pipeline.bridges.explain import described_with_place
 from sparring.pipeline.errors import (
     DISK_FULL,
     FAILED,
@@ -68,10 +68,6 @@ def run(args: argparse.Namespace) -> int:
     incarnation = args.start or own_incarnation(plan.name)
     try:
         logs.configure(directory, prepared.id, plan.name, most_bytes=bounds.most_bytes, kept=bounds.kept)
-    except OSError as refused:  # it has no log that could say so
-        say_last(f"got {refused}; expected to write the log of {plan.name}; free disk space, or correct what is there")
-        return DISK_FULL
-    try:
         connected = ZmqTransport(endpoints, incarnation, secret=service_key(prepared))
         serve = partial(_serve, plan, prepared, connected, first=args.first)
         anyio.run(serve, backend_options=LOOP_OPTIONS)
@@ -79,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
         error = first_failure(failure)
         known = isinstance(error, SparringError)
         logs.get().error("failed", error=described(error), exc_info=None if known else failure)
-        say_last(described_with_place(error))  # whose last line is shown
+        with contextlib.suppress(OSError):  # standard error may be a file on a full disk, and must not hide the status
+            os.write(2, f"{described_with_place(error)}\n".encode(errors="replace"))  # whose last line is shown
         if isinstance(error, DiskFull):
             return DISK_FULL
         return UNUSABLE if known and not isinstance(error, Restartable) else FAILED

@@ -7,6 +7,7 @@ unblocked by   time alone; it ends after the last line, once `summary.json` says
 """
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from sparring.pipeline.bridges.explain import described_with_place, say_last
+from sparring.pipeline.bridges.explain import described_with_place
 from sparring.pipeline.errors import FAILED, NOTICE, UNUSABLE, ServiceError, SparringError, described
 from sparring.pipeline.files import DAMAGE, regular
 from sparring.pipeline.monitoring import logs
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     except BaseException as error:  # an interrupt is ignored, so that only the writer itself raises one
         known = isinstance(error, SparringError)
         logs.get().error("failed", error=described(error), exc_info=None if known else error)
-        say_last(described_with_place(error))  # the supervisor shows the last line
+        _say(described_with_place(error))  # the supervisor shows the last line
         return UNUSABLE if known else FAILED
     finally:
         logs.close()
@@ -74,7 +75,7 @@ def _write(prepared: Run, name: str) -> None:
         RunInfo(id=prepared.id, folder=directory, origin=origin_of(directory), settings=whole),
         logs.get(),
         time.monotonic,
-        lambda text: say_last(f"{NOTICE}writer {name}: {text}"),
+        lambda text: _say(f"{NOTICE}writer {name}: {text}"),
         backlog=limits.backlog,
         failures=limits.failures,
         pause_s=settings.pipeline.restarts.period_s,
@@ -98,3 +99,8 @@ def _ending(directory: Path) -> Event | None:
         return Event("end", {"status": summary["status"], "error": summary.get("error") or ""})
     except DAMAGE:
         return None
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # standard error may be a file on a full disk
+        os.write(2, f"{text}\n".encode(errors="replace"))

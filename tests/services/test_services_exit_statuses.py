@@ -132,19 +132,6 @@ sys.exit(main(["service", "monitor", "--run", {str(tmp_path)!r}]))
     assert '"SystemExit: 0"' in (tmp_path / "logs" / "monitor.jsonl").read_text()
 
 
-def test_a_service_whose_log_cannot_be_written_says_so_without_a_traceback(tmp_path: Path) -> None:
-    settings = parse_settings("{behaviors: {A: {}}, pipeline: {export: false}}", "run.yaml").settings
-    build(settings, run_id="r", directory=tmp_path, seed=1).save()
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "monitor.jsonl").symlink_to("/nothing/here")
-    command = [sys.executable, "-m", "sparring", "service", "monitor", "--run", str(tmp_path)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == errors.DISK_FULL
-    assert re.fullmatch(
-        "got .*monitor.jsonl'?; expected to write the log of monitor; free disk space, or .*\n", ended.stderr
-    )
-
-
 def test_a_service_on_a_full_disk_has_its_status_though_its_message_has_no_room(tmp_path: Path) -> None:
     settings = parse_settings("{behaviors: {A: {}}, pipeline: {export: false}}", "run.yaml").settings
     build(settings, run_id="r", directory=tmp_path, seed=1).save()
