@@ -26,12 +26,14 @@ from urllib.parse import quote
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
+from sparring.pipeline.errors import DiskFull, first_failure
 from sparring.pipeline.files import Json, regular
 
 MASK: Final = "***"
 _SECRET: Final = re.compile(r"(.*_)?(credential|token|secret|key|password)", re.IGNORECASE | re.DOTALL)
 _DEEP: Final = 7
 _WAITING_LINES: Final = 10_000
+_WRITABLE: Final = "expected a log that can be written; free disk space, or correct its permissions"
 _CLOSE_S: Final = 2.0
 """The time for waiting lines at the end of a process."""
 
@@ -51,12 +53,21 @@ def configure(
 
     Returns:
         The path of the file.
+
+    Raises:
+        DiskFull: the file cannot be written.
+        ServiceError: something else is in its place.
     """
     close()
     path = run_dir / "logs" / f"{file_name(service)}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        regular(path)
+        file = logging.handlers.RotatingFileHandler(path, maxBytes=most_bytes, backupCount=kept, encoding="utf-8")
+    except OSError as refused:  # there is no log that could hold its traceback
+        cause = first_failure(refused)
+        raise cause if cause is not refused else DiskFull(f"got {refused}; {_WRITABLE}") from refused
     processors = _processors(run_id, service)
-    file = logging.handlers.RotatingFileHandler(regular(path), maxBytes=most_bytes, backupCount=kept, encoding="utf-8")
     _install(LineWriter(file), [*processors, structlog.processors.JSONRenderer(default=_readable)])
     if console:
         terminal = LineWriter(Terminal(2))

@@ -132,6 +132,19 @@ sys.exit(main(["service", "monitor", "--run", {str(tmp_path)!r}]))
     assert '"SystemExit: 0"' in (tmp_path / "logs" / "monitor.jsonl").read_text()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no folder in which even root makes no file")
+def test_a_service_whose_log_cannot_be_opened_says_so_in_one_line(tmp_path: Path) -> None:
+    settings = parse_settings("{behaviors: {A: {}}, pipeline: {export: false}}", "run.yaml").settings
+    build(settings, run_id="r", directory=tmp_path, seed=1).save()
+    (tmp_path / "logs").symlink_to("/sys")
+    command = [sys.executable, "-m", "sparring", "service", "monitor", "--run", str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == errors.DISK_FULL
+    said = r"got \[Errno \d+\] .*monitor\.jsonl'; expected a log that can be written; free disk space, or .*\n"
+    assert re.fullmatch(said, ended.stderr)
+    assert "Traceback" not in ended.stdout
+
+
 def test_a_service_on_a_full_disk_has_its_status_though_its_message_has_no_room(tmp_path: Path) -> None:
     settings = parse_settings("{behaviors: {A: {}}, pipeline: {export: false}}", "run.yaml").settings
     build(settings, run_id="r", directory=tmp_path, seed=1).save()
