@@ -12,11 +12,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, NoReturn
 
 from sparring import __version__
-from sparring.pipeline.errors import BAD_INPUT, FAILED, SettingsError, SparringError, first_failure
+from sparring.pipeline.errors import BAD_INPUT, FAILED, NOTICE, SettingsError, SparringError, first_failure
 from sparring.pipeline.files import working_folder
 from sparring.services.process import interrupts
 from sparring.services.process.lifeline import end_strays, end_with_supervisor
@@ -125,31 +125,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _report(failure)
 
 
-def end_leftovers(status: int) -> None:
-    """Ends what plug-ins have left in this process: its children, and threads and functions that exit waits for."""
+def end_leftovers(status: int, spared: Collection[int]) -> None:
+    """Ends what plug-ins have left in this process: its children, and threads and functions that exit waits for.
+
+    Args:
+        status: with which this process exits.
+        spared: children that stay.
+    """
     if not _PLUGGED.intersection(sys.argv[1:2]):
         return
     if (forking := sys.modules.get("sparring.services.process.forking")) is not None:
         forking.end()
-    left = end_strays((), _LEFTOVERS_S)
+    left = end_strays(spared, _LEFTOVERS_S)
     threads = [one for one in threading.enumerate() if one is not threading.main_thread() and not one.daemon]
     for one in threads:
         one.join(_THREAD_S)
     alive = [one.name for one in threads if one.is_alive()]
     if left or alive:
-        sys.stderr.write(f"sparring: ended what plug-ins have left running: {', '.join([*left, *alive])}\n")
+        sys.stderr.write(f"{NOTICE}ended what plug-ins have left running: {', '.join([*left, *alive])}\n")
     if alive:
         _end(status)
-    threading.Thread(target=_end_late, args=(status,), daemon=True).start()
+    threading.Thread(target=_end_late, args=(status, spared), daemon=True).start()
 
 
-def _end_late(status: int) -> None:
+def _end_late(status: int, spared: Collection[int]) -> None:
     """Ends this process where it has not ended in time, and all that it has started."""
     time.sleep(_EXIT_S)
-    sys.stderr.write(f"sparring: ended what plug-ins run at the exit, which took more than {_EXIT_S:g} s\n")
+    sys.stderr.write(f"{NOTICE}ended what plug-ins run at the exit, which took more than {_EXIT_S:g} s\n")
     import psutil  # which no command waits for at its start
 
-    for one in reversed(psutil.Process().children(recursive=True)):  # this process may end with the first
+    left = list[psutil.Process]()
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            left += [child, *child.children(recursive=True)] if child.pid not in spared else []
+    for one in reversed(left):  # this process may end with the first
         with contextlib.suppress(psutil.Error):
             one.kill()
     _end(status)

@@ -124,18 +124,9 @@ def run(args: argparse.Namespace) -> int:
     from sparring.services.process.hosting import ending_signals, interrupting  # loads anyio, which `check` need not
 
     adopt_orphans()
-    before, own = {*threading.enumerate()}, children()
+    spared = children()
     with ending_signals(interrupting()):
-        status = max([_try(one, args.steps, args.timeout, own) for one in named])
-    if strays := end_strays(own, _STRAYS_S):
-        say(f"{NOTICE}processes of the environment still run after close(), and are ended: {', '.join(strays)}\n")
-    if left := [one.name for one in threading.enumerate() if one not in before and not one.daemon]:
-        say(
-            f"{NOTICE}threads of the environment still run after close(), and are ended: {printable(', '.join(left))}\n"
-        )
-        sys.stdout.flush()
-        os._exit(status)  # the interpreter would wait for them
-    return status
+        return max([_try(one, args.steps, args.timeout, spared) for one in named])
 
 
 def _try(trial: "Trial", steps: int, limit_s: float, spared: Collection[int]) -> int:
@@ -414,11 +405,13 @@ def described(config: Path, loaded: LoadedSettings, assigned: Sequence[str] = ()
             yield f"{REFUSED}{loaded.problem(('simulators', number), f'no answer within {2 * _TRIAL_S:g} s')}"
             continue
         lines = done.stderr.strip().splitlines()
+        notices = [line for line in lines if line.startswith(NOTICE)]
         if done.returncode or not done.stdout.strip():
             silent = f"its process ended without a word ({how_ended(done.returncode)})"
-            yield f"{REFUSED}{_refusal(loaded, number, lines or [silent])}"
+            said = [line for line in lines if line not in notices]
+            yield f"{REFUSED}{_refusal(loaded, number, said or [silent])}"
         else:
-            yield from (f"warning: {line.removeprefix(NOTICE)}" for line in lines if line.startswith(NOTICE))
+            yield from (f"warning: {line.removeprefix(NOTICE)}" for line in notices)
             yield from done.stdout.splitlines()
 
 

@@ -11,9 +11,11 @@ def main() -> int:
         interrupts.watch()
         from sparring.services.main import end_leftovers
         from sparring.services.main import main as run_command
+        from sparring.services.process.lifeline import children
 
+        given = children()  # of the shell script that this process was, as in `tensorboard ... & exec sparring ...`
         status = run_command()
-        end_leftovers(status)
+        end_leftovers(status, given)
         return status
     except KeyboardInterrupt:
         return 130

@@ -7,12 +7,14 @@ import errno
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import get_args
 
+import psutil
 import pytest
 
 from sparring.pipeline import errors
@@ -197,7 +199,16 @@ sys.exit(command.main())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 5
-    assert re.fullmatch(f"sparring: ended what plug-ins {ended}\n", done.stderr), done.stderr
+    assert re.fullmatch(f"notice: ended what plug-ins {ended}\n", done.stderr), done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot tell")
+def test_what_a_script_started_before_it_became_the_command_stays() -> None:
+    words = shlex.join([sys.executable, "-m", "sparring", "check", "/dev/null"])
+    script = f"sleep 60 > /dev/null 2>&1 & echo $!; exec {words}"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    psutil.Process(int(done.stdout.split()[0])).kill()  # which raises an error where it is gone
+    assert "ended what" not in done.stderr
 
 
 @pytest.mark.parametrize(
