@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -51,6 +52,26 @@ def test_interrupt_that_a_library_turns_into_an_error_ends_without_a_traceback(m
         command.main(["train"])
     monkeypatch.setattr(interrupts, "_has_come", True)
     assert command.main(["train"]) == 130
+
+
+def test_first_process_of_a_container_ends_by_a_signal_that_the_kernel_would_withhold() -> None:
+    program = "import os, signal, sys; from sparring.services.process import interrupts; os.getpid = lambda: 1; "
+    program += "interrupts.watch(); signal.raise_signal(signal.SIGTERM); sys.exit(0)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=40, check=False).returncode == 143
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the watcher needs it")
+def test_ends_of_children_are_seen_though_the_caller_ignores_them(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("{behaviors: {A: }, simulators: [{command: [sh, -c, exit 7]}], pipeline: {export: false}}")
+    words = [sys.executable, "-m", "sparring", "train", str(file), "--results-dir", str(tmp_path)]
+    ignore = (
+        "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", ignore, *words]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 1
+    assert re.search("simulator-0 failed.*: exit status 7", ended.stderr), ended.stderr
 
 
 @pytest.mark.parametrize("value", ["abc", "99", "-1", "9" * 30])
