@@ -286,7 +286,8 @@ def described_with_place(error: BaseException) -> str:
 def traceback_of(error: BaseException) -> str:
     """Returns the traceback of an error in an environment from its author's code on.
 
-    Its last line is that which a run shows: the whole error, however many lines its text has, and its place.
+    Its last line is that which a run shows: the whole error, of a group the first one, however many lines its text has,
+    without its notes, and its place.
 
     The whole traceback is returned where neither that code nor its library is in it.
     """
@@ -305,8 +306,13 @@ def traceback_of(error: BaseException) -> str:
             kept = [frame for frame in part.stack[begins[0] :] if not frame.filename.startswith(_OWN)]
             part.stack = traceback.StackSummary.from_list(kept)
         part = part.__cause__ or part.__context__
-    *before, last = whole.format()
-    return "".join(before) + " ".join(last.split("\n")).rstrip() + f"{place_of(error)}\n"
+    lines, first = list(whole.format()), error
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    named = traceback.format_exception_only(first)[0]
+    if lines[-1] == named:  # it is neither that of a group nor followed by notes
+        lines.pop()
+    return f"{''.join(lines)}{' '.join(named.splitlines())}{place_of(first) or place_of(error)}\n"
 
 
 def _is_pythons(module: ModuleType) -> bool:

@@ -1197,6 +1197,17 @@ def test_an_error_of_several_lines_is_whole_in_the_last_line_of_its_traceback() 
     assert traceback_of(caught.value).splitlines()[-1].startswith("ValueError: first second (")
 
 
+@pytest.mark.parametrize("is_group", [False, True])
+def test_the_last_line_of_a_traceback_names_the_error_of_a_group_and_one_with_notes(is_group: bool) -> None:
+    first = ValueError("closed\u2028early")
+    first.add_note("a note")
+    with pytest.raises((ValueError, ExceptionGroup)) as caught:
+        raise ExceptionGroup("both", [ExceptionGroup("one", [first]), KeyError()]) if is_group else first
+    *whole, last = traceback_of(caught.value).splitlines()
+    assert last.startswith(f"ValueError: closed early ({__file__}:")
+    assert any("a note" in line for line in whole)
+
+
 def test_the_traceback_of_an_error_of_sparring_is_whole() -> None:
     with pytest.raises(AttributeError) as caught:
         read_wrappers(None)  # type: ignore[arg-type]
