@@ -20,6 +20,8 @@ Json = Any
 """A value of a parsed JSON or YAML document whose content its reader has not checked yet."""
 
 
+_NO_FOLDERS: Final = errno.EBADF, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP
+"""How network disks refuse to write a folder to the disk."""
 _TEMPORARY: Final = re.compile(r"\..+\.[0-9a-f]{8}")
 """Names that `write_atomically` gives to files that are not complete."""
 
@@ -232,10 +234,13 @@ def append(path: Path, data: bytes) -> int:
 
 
 def sync_folder(path: Path) -> None:
-    """Makes renames within a folder survive a power loss, on platforms that support that."""
+    """Makes renames within a folder survive a power loss, on platforms and disks that support that."""
     if os.name == "posix":
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in _NO_FOLDERS:
+                raise
         finally:
             os.close(descriptor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sqlite3
@@ -197,3 +198,15 @@ def test_whatever_a_reader_meets_in_a_file_is_one_error_that_names_the_file(erro
 def test_error_with_an_explanation_of_its_own_keeps_it() -> None:
     with pytest.raises(SettingsError, match=r"^own$"), files.reading(Path("a.json"), "a list", "restore it"):
         raise SettingsError("own")
+
+
+@pytest.mark.parametrize(("number", "is_refused"), [(errno.EINVAL, False), (errno.EIO, True)])
+def test_a_disk_that_writes_no_folders_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_refused: bool
+) -> None:
+    def refuse(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(files.os, "fsync", refuse)
+    with pytest.raises(OSError, match="Input/output error") if is_refused else contextlib.nullcontext():
+        files.sync_folder(tmp_path)

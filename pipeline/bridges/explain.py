@@ -306,13 +306,13 @@ def traceback_of(error: BaseException) -> str:
             kept = [frame for frame in part.stack[begins[0] :] if not frame.filename.startswith(_OWN)]
             part.stack = traceback.StackSummary.from_list(kept)
         part = part.__cause__ or part.__context__
-    lines, first = list(whole.format()), error
+    parts, first = list(whole.format()), error
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]
     named = traceback.format_exception_only(first)[0]
-    if lines[-1] == named:  # it is neither that of a group nor followed by notes
-        lines.pop()
-    return f"{''.join(lines)}{' '.join(named.splitlines())}{place_of(first) or place_of(error)}\n"
+    if parts[-1] == named:  # it is neither that of a group nor followed by notes
+        parts.pop()
+    return f"{''.join(parts)}{' '.join(named.splitlines())}{place_of(first) or place_of(error)}\n"
 
 
 def _is_pythons(module: ModuleType) -> bool:

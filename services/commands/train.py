@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -18,7 +19,7 @@ from typing import Final
 
 import yaml
 
-from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.errors import NOTICE, SettingsError
 from sparring.pipeline.files import Json, put, remove, write_atomically
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.summary import STATUSES, Status
@@ -57,6 +58,7 @@ def whole_number(text: str) -> int:
 
 
 _LOCK_FILE: Final = "lock"
+_NO_LOCKS: Final = errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP
 _REPLACED: Final = ".replaced"
 """Folder of the run that one with --force is about to replace."""
 
@@ -356,6 +358,8 @@ def run_folder(results: Path, run_id: str, *, resume: bool, force: bool) -> Path
 def locked(directory: Path) -> Iterator[None]:
     """Holds the lock of a run's folder, which the system releases when the process ends in whatever way.
 
+    Some network disks have no locks, so that the user is told to start no other run there.
+
     Raises:
         SettingsError: another process holds it.
     """
@@ -368,6 +372,11 @@ def locked(directory: Path) -> Iterator[None]:
                 f"got {directory}, which the process {file.read().decode() or 'of another run'} is writing; expected a "
                 "run that has ended; stop that process and wait for its end, or choose another --run-id"
             ) from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            refused = f"is on a disk without locks ({error.strerror})"
+            sys.stderr.write(f"{NOTICE}{directory} {refused}; start no other run in it while this one runs\n")
         file.truncate(0)
         put(file, str(os.getpid()).encode())
         yield

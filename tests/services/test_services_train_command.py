@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import json
 import os
 import shlex
@@ -333,3 +335,17 @@ def test_an_absurd_value_is_refused_in_a_line(
     assert status not in (0, None)
     assert message in shown.out + shown.err
     assert "Traceback" not in shown.out + shown.err
+
+
+@pytest.mark.parametrize(("number", "is_refused"), [(errno.ENOLCK, False), (errno.EIO, True)])
+def test_a_disk_without_locks_is_named_and_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int, is_refused: bool
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(train.fcntl, "flock", refuse)
+    refused = pytest.raises(OSError, match="Input/output error") if is_refused else contextlib.nullcontext()
+    with refused, train.locked(tmp_path):
+        assert (tmp_path / "lock").read_text() == f"{os.getpid()}"
+    assert ("start no other run in it" in capsys.readouterr().err) is not is_refused
