@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the service until SIGTERM or SIGINT.
+    """Runs the service until SIGTERM, SIGINT or SIGHUP.
 
     Raises:
         SparringError: the run's folder cannot be read, or the service cannot work.

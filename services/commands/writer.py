@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     directory, name = args.run.absolute(), args.name
     prepared, _ = load_run(directory)
     os.nice(NICENESS)
-    for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGTTOU):
+    for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTTOU):
         signal.signal(ignored, signal.SIG_IGN)  # it ends with the run, or is killed
     bounds = prepared.settings.pipeline.logs
     logs.configure(directory, prepared.id, f"writer-{name}", most_bytes=bounds.most_bytes, kept=bounds.kept)

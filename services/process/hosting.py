@@ -55,8 +55,8 @@ _SHOWN: Final = 40
 
 
 async def follow_signals(react: Callable[[], None]) -> None:
-    """Calls `react` at each SIGTERM and SIGINT, until it is cancelled."""
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    """Calls `react` at each signal that ends a process, until it is cancelled."""
+    with anyio.open_signal_receiver(*endings()) as signals:
         async for _ in signals:
             react()
 

@@ -235,7 +235,7 @@ def follow() -> None:
 
 
 if __name__ == "__main__":
-    for number in (signal.SIGINT, signal.SIGTERM):  # the learner decides when to end
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the learner decides when to end
         signal.signal(number, signal.SIG_IGN)
     status = 0
     try:

@@ -279,12 +279,21 @@ def test_hasty_simulators_and_one_of_huge_numbers_disturb_no_other(tmp_path: Pat
     assert (balanced(result["step_counts"]), result["step_counts"]["lost"]) == (True, 0)
 
 
-def test_stepping_that_is_told_to_end_takes_its_simulators_back(tmp_path: Path) -> None:
-    """It says goodbye to them, and they end before their first steps are known: that is no mistake of theirs."""
+def test_stepping_that_is_told_to_end_takes_its_simulators_back_and_a_learner_that_is_hung_up_saves(
+    tmp_path: Path,
+) -> None:
+    """It says goodbye to them, and they end before their first steps are known: that is no mistake of theirs.
+
+    The end of a session may hang up all of its processes.
+    """
     training = Training(tmp_path, str(config(tmp_path, **ENDLESS)))
     training.wait_for(lambda lines: any("read_as" in line for line in lines))
     os.kill(training.pid("stepping-0"), signal.SIGTERM)
     training.updates(1)
+    os.kill(training.pid("learning-Balance"), signal.SIGHUP)
+    said = "part=learning-Balance  error=ended without a request to stop"
+    training.wait_for(lambda lines: any(said in line for line in lines))
+    assert list(training.directory.glob("Balance/checkpoint-*"))
     training.process.send_signal(signal.SIGINT)
     assert training.end() == 0, "\n".join(training.lines)
 

@@ -39,6 +39,7 @@ class _Server:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._ended = False
+        self._lock = threading.Lock()
 
     def wait(self, timeout: float | None = None) -> None:
         """Waits for its end."""
@@ -51,13 +52,16 @@ class _Server:
                 raise subprocess.TimeoutExpired("a fork server", timeout or 0.0)
         finally:
             os.close(descriptor)
-        os.waitpid(self.pid, 0)
-        self._ended = True
+        with self._lock:  # several threads may wait
+            if not self._ended:
+                os.waitpid(self.pid, 0)
+                self._ended = True
 
     def send_signal(self, number: int) -> None:
         """Signals it."""
-        if not self._ended:
-            os.kill(self.pid, number)
+        with self._lock:
+            if not self._ended:
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Ends it at once."""
