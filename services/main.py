@@ -142,7 +142,7 @@ def end_leftovers(status: int, spared: Collection[int]) -> None:
         one.join(_THREAD_S)
     alive = [one.name for one in threads if one.is_alive()]
     if left or alive:
-        sys.stderr.write(f"{NOTICE}ended what plug-ins have left running: {', '.join([*left, *alive])}\n")
+        sys.stderr.write(f"{NOTICE}ended what was left running: {', '.join([*left, *alive])}\n")
     if alive:
         _end(status)
     threading.Thread(target=_end_late, args=(status, spared), daemon=True).start()

@@ -29,7 +29,13 @@ from sparring.pipeline.settings.document import Problem
 from sparring.pipeline.settings.load import LoadedSettings
 from sparring.pipeline.simulation.game import Game, ScriptedGame
 from sparring.pipeline.specs import Array, BehaviorId, BehaviorSpec
-from sparring.pipeline.stepping.limits import check_behaviors, check_network, check_scripts, unknown_behavior
+from sparring.pipeline.stepping.limits import (
+    LimitSettings,
+    check_behaviors,
+    check_network,
+    check_scripts,
+    unknown_behavior,
+)
 from sparring.pipeline.stepping.validation import describe_report
 from sparring.services.commands.runs import add_assigned, check_positive, natural
 from sparring.services.process.lifeline import adopt_orphans, children, end_strays
@@ -231,11 +237,10 @@ class Trial:
         """
         (name, areas, options), random = self._made_from, np.random.default_rng(self._seed)
         game = self._game = make(name, areas, **options)
+        self._checked_specs(game)  # before it makes an array of a size that a run would reject
         self.calls("at its reset()")
         reports = game.reset({}, self._seed)
-        specs = dict(game.behaviors())
-        if self._settings is not None:
-            _check_specs(specs, game.scripts() if isinstance(game, ScriptedGame) else {}, self._settings)
+        specs = self._checked_specs(game)
         self.watch.connected(specs)
         for report in reports:
             yield f"  {report.behavior}: {describe_report(report, specs[report.behavior])}"
@@ -245,7 +250,7 @@ class Trial:
         for number in range(1, steps + 1):
             if not self._follow(reports):
                 return
-            specs = dict(game.behaviors())
+            specs = self._checked_specs(game)
             self.watch.specs.update(specs)
             actions = {
                 one.behavior: random_actions(one.behavior, one.decisions, specs[one.behavior].actions, random)
@@ -258,6 +263,28 @@ class Trial:
             reports = game.step(actions)
         if steps and self._follow(reports):
             yield from self._summary(steps, decided, time.perf_counter() - began)
+
+    def _checked_specs(self, game: Game) -> dict[str, BehaviorSpec]:
+        """Returns the specs of all behaviors.
+
+        Raises:
+            RemoteProtocolError: a run would reject one: it exceeds a limit, or with the settings of this trial is
+                unknown, lacks a script, or needs an unsupported network.
+        """
+        specs, settings = dict(game.behaviors()), self._settings
+        check_behaviors(specs, 0, LimitSettings() if settings is None else settings.pipeline.limits)
+        if settings is None:
+            return specs
+        scripts = game.scripts() if isinstance(game, ScriptedGame) else {}
+        for text, spec in specs.items():
+            name = BehaviorId.parse(text).name
+            behavior = settings.behaviors.get(name, settings.unnamed)
+            if behavior is None:
+                raise unknown_behavior(text, settings.behaviors)
+            if behavior.self_play is not None:
+                check_scripts(name, scripts.get(name, ()), behavior.self_play.scripts)
+            check_network(name, spec, behavior.network_settings)
+        return specs
 
     def calls(self, moment: str) -> None:
         """Notes that a call of the simulator begins; `moment` says which, for messages."""
@@ -355,23 +382,6 @@ class Trial:
             mean = f", on average after {length:.4g} steps, with a return of {reward:.4g}"
         played = f"played {steps} random steps ({decided:,} of agents) in {seconds:.2f} s"
         yield f"{played}: {len(self._ended)} episodes ended{mean}"
-
-
-def _check_specs(specs: Mapping[str, BehaviorSpec], scripts: Mapping[str, Sequence[str]], settings: Settings) -> None:
-    """Rejects behaviors that a run with these settings would reject.
-
-    Raises:
-        RemoteProtocolError: one is unknown, exceeds a limit, lacks a script, or needs an unsupported network.
-    """
-    check_behaviors(specs, 0, settings.pipeline.limits)
-    for text, spec in specs.items():
-        name = BehaviorId.parse(text).name
-        behavior = settings.behaviors.get(name, settings.unnamed)
-        if behavior is None:
-            raise unknown_behavior(text, settings.behaviors)
-        if behavior.self_play is not None:
-            check_scripts(name, scripts.get(name, ()), behavior.self_play.scripts)
-        check_network(name, spec, behavior.network_settings)
 
 
 def described(config: Path, loaded: LoadedSettings, assigned: Sequence[str] = ()) -> Iterator[str]:
