@@ -145,6 +145,8 @@ class Process:
     errors: Path
     offset: int = 0
     _asked: bool = field(default=False, init=False)
+    _standing: dict[Path, tuple[str, float]] = field(default_factory=dict, init=False)
+    """By thread that could run: its times on and off a core as it was last seen, and since when they are the same."""
 
     @property
     def pid(self) -> int:
@@ -164,13 +166,19 @@ class Process:
     def starved_s(self) -> float:
         """Returns the seconds for which its threads could run and were given no core; 0 beyond Linux.
 
-        One that is starved of its sockets' thread is as silent as one that is starved of its main thread.
+        One that is starved of its sockets' thread is as silent as one that is starved of its main thread. The system
+        counts a wait once it is over; one that lasts is counted from the first of two calls between which it lasted.
         """
-        waited_ns = 0
-        for thread in Path(f"/proc/{self.pid}/task").glob("*/schedstat"):
+        waited_s, now, before, self._standing = 0.0, time.monotonic(), self._standing, {}
+        for thread in Path(f"/proc/{self.pid}/task").glob("*"):
             with contextlib.suppress(OSError, IndexError):  # it has ended meanwhile
-                waited_ns += int(thread.read_text().split()[1])
-        return waited_ns / 1e9
+                times = (thread / "schedstat").read_text()
+                waited_s += int(times.split()[1]) / 1e9
+                if (thread / "stat").read_text().rpartition(")")[2].startswith(" R"):
+                    former, since = before.get(thread, ("", now))
+                    self._standing[thread] = times, since if times == former else now
+                    waited_s += now - self._standing[thread][1]
+        return waited_s
 
     @property
     def hopeless(self) -> bool:

@@ -161,9 +161,10 @@ class Watchdog:
         if topic.heartbeat_age >= now - part.started_at:
             self._check_start(part, now, awake)
             return
+        whole_s = part.hosted.starved_s
         if topic.heartbeat_age < _FRESH_S:
-            part.starved_s = part.hosted.starved_s
-        starved_s = max(0.0, part.hosted.starved_s - part.starved_s)  # less where a thread has ended, with its time
+            part.starved_s = whole_s
+        starved_s = max(0.0, whole_s - part.starved_s)  # less where a thread has ended, with its time
         since = min(topic.heartbeat_age, now - awake) - starved_s
         if since > (HANG_S if part.name in self._active.topology.run.services else MONITOR_HANG_S):
             self._kill_silent(part, "hangs", since)

@@ -9,11 +9,13 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import anyio
 import pytest
 
 from sparring.pipeline.errors import DISK_FULL
+from sparring.services.process import hosting
 from sparring.services.process.hosting import Process, ProcessHost, Task, group_cpu_s
 from sparring.services.process.lifeline import CORES_VARIABLE, PIPE_VARIABLE
 from sparring.services.process.runtime import in_thread
@@ -156,6 +158,29 @@ over.set()
         starved_s = Process(burns, tmp_path / "none").starved_s
         burns.communicate(b"\n")
     assert starved_s >= 0.1
+
+
+async def test_a_wait_for_a_core_is_counted_while_it_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system counts it once it is over."""
+    (tmp_path / "7").mkdir()
+    now = 0.0
+    monkeypatch.setattr(hosting, "Path", lambda _: tmp_path)
+    monkeypatch.setattr(hosting, "time", SimpleNamespace(monotonic=lambda: now))
+    process = Process(SimpleNamespace(pid=1), tmp_path)  # type: ignore[arg-type]
+    looks = [
+        (0.0, "R", 1, 1.0),  # second, state, seconds that the system has counted, and the expected ones
+        (4.0, "R", 1, 5.0),
+        (5.0, "S", 6, 6.0),
+        (9.0, "S", 6, 6.0),
+        (9.5, "R", 6, 6.0),  # it may have slept until now
+        (10.0, "R", 6, 6.5),
+        (11.0, "R", 6, 7.5),
+        (12.0, "D", 6, 6.0),
+    ]
+    for now, state, counted_s, expected in looks:
+        (tmp_path / "7" / "stat").write_text(f"7 (a) R) {state} 1 7")
+        (tmp_path / "7" / "schedstat").write_text(f"{counted_s} {counted_s}000000000 9")
+        assert process.starved_s == expected, now
 
 
 async def test_cpu_time_of_a_group_is_that_of_all_its_processes() -> None:
