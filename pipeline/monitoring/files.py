@@ -37,10 +37,19 @@ class RunFiles:
         self._folder = folder
         self.services = RotatingFile(folder / "services.jsonl", most_bytes, kept)
         self.intervals = RotatingFile(folder / "metrics.jsonl", most_bytes, kept)
+        try:
+            self._end_last_line()
+        except FileNotFoundError:  # there is no folder
+            raise
+        except OSError:  # later lines may be written
+            pass
+
+    def _end_last_line(self) -> None:
+        """Ends the last line of the intervals, within which an earlier monitor may have been killed."""
         with regular(self.intervals.path).open("ab+") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":  # an earlier monitor was killed within a line
+                if file.read(1) != b"\n":
                     file.write(b"\n")
 
     def replace(self, name: str, data: bytes) -> None:

@@ -52,8 +52,11 @@ def train(topology: Topology, notes: list[str]) -> Status:
     status: Status = "completed" if complete else "stopped"
     ended = summary(run_id=run.id, status=status, wall_s=time.monotonic() - began, error=None, behaviors=found)
     write_atomically(run.directory / "summary.json", json.dumps(ended, indent=2).encode())
-    if (metrics := run.directory / "metrics.jsonl").exists():  # it may be stopped before its first interval
-        write_atomically(run.directory / "curves.png", picture(lineages(read_lines(metrics)), run.id))
+    try:
+        if (metrics := run.directory / "metrics.jsonl").exists():  # it may be stopped before its first interval
+            write_atomically(run.directory / "curves.png", picture(lineages(read_lines(metrics)), run.id))
+    except OSError as error:
+        logs.get().warning("not_written", what="the curves", error=str(error), notice=True)
     logs.get().info("run_ended", status=status, summary=str(run.directory / "summary.json"), notice=True)
     return status
 
@@ -133,7 +136,7 @@ class _Offline:
             own = path.with_name(f"{self._name}-{self._learner.trained}.onnx")
             try:
                 export(load(path), [self._run.directory / f"{self._name}.onnx", own])
-            except ExportError as error:  # as of a policy that needs its previous action
+            except (ExportError, OSError) as error:  # as of a policy that needs its previous action
                 logs.get().warning("export_failed", behavior=self._name, cause=str(error), notice=True)
         return str(path.relative_to(self._run.directory))
 

@@ -198,6 +198,20 @@ def test_command_goes_on_where_a_model_cannot_be_exported_and_a_line_is_damaged(
     assert status == 0
 
 
+def test_command_goes_on_where_a_model_a_picture_or_a_line_cannot_be_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "results" / "run"
+    status, _ = run(tmp_path, **BC)
+    for name in ("Test.onnx", "curves.png"):
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).mkdir()
+    status, _ = run(tmp_path, "--resume", "--max-steps", "900", "--set", "pipeline.export=true", **BC)
+    assert status == 0
+    assert json.loads((folder / "summary.json").read_text())["behaviors"]["Test"]["steps"] == 900
+    lines = [json.loads(line) for line in (folder / "logs" / "supervisor.jsonl").read_text().splitlines()]
+    assert {"export_failed", "not_written"} <= {line["event"] for line in lines}
+
+
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_command_ends_where_the_folder_of_the_run_is_gone(tmp_path, monkeypatch, capsys, is_replaced):
     update = Learner.update_offline

@@ -45,6 +45,17 @@ def test_service_and_interval_files_stay_within_bounds_and_keep_the_newest_lines
         assert numbers == list(range(1000 - len(numbers), 1000))
 
 
+def test_file_of_intervals_that_cannot_be_written_at_the_start_is_written_later(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.mkdir()
+    files = RunFiles(tmp_path, MOST, KEPT)
+    with pytest.raises(OSError, match="Is a directory"):
+        files.intervals.append(b"{}")
+    path.rmdir()
+    files.intervals.append(b"{}")
+    assert path.read_text() == "{}\n"
+
+
 def test_curves_show_all_kept_intervals_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plotted: list[int] = []
     monkeypatch.setattr(
