@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.files import regular
+from sparring.pipeline.files import DAMAGE, regular
 
 KEY_FILE: Final = "services.key"
 """File in the folder of a run with the CURVE key that its services share; each run makes one for itself."""
@@ -51,7 +51,7 @@ def allowed(directory: Path) -> frozenset[str]:
     path = directory / "allowed.yaml"
     try:
         lists = yaml.safe_load(read_text(path, secret=False))
-    except (yaml.YAMLError, ValueError):  # such as a date that does not exist
+    except (yaml.YAMLError, *DAMAGE):  # such as a date that does not exist, or brackets without end
         lists = None
     names = lists.get("simulators") if isinstance(lists, dict) else None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):

@@ -116,7 +116,10 @@ class _Offline:
                 shown, began, means, skipped = learner.trained, time.monotonic(), {}, 0
             if not learner.done and learner.trained - saved >= behavior.steps_between_checkpoints:
                 saved = learner.trained
-                self._save()
+                try:
+                    self._save()
+                except OSError as error:  # the next one may find room
+                    logs.get().warning("not_written", what="a checkpoint", error=str(error), notice=True)
         return BehaviorSummary(
             steps=learner.trained,
             updates=learner.updates,

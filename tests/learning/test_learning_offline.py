@@ -15,6 +15,7 @@ import torch
 from sparring.pipeline.demonstrations.episodes import RecordingError
 from sparring.pipeline.demonstrations.library import spec_of
 from sparring.pipeline.learning import offline
+from sparring.pipeline.learning.checkpoints import CheckpointFolder
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.learning.sac_settings import SACHyperparameters
 from sparring.pipeline.learning.settings import OfflineSettings, TrainerSettings
@@ -196,6 +197,21 @@ def test_command_goes_on_where_a_model_cannot_be_exported_and_a_line_is_damaged(
         file.write('{"step":\n')
     status, _ = run(tmp_path, "--resume", "--max-steps", "900", **BC | {"network": ", previous_action: true"})
     assert status == 0
+
+
+def test_command_goes_on_where_a_checkpoint_before_the_last_finds_no_room(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save, tried = CheckpointFolder.save, []
+
+    def full_at_first(self, *arguments):
+        tried.append(arguments)
+        if len(tried) == 1:
+            raise OSError(28, "No space left on device")
+        return save(self, *arguments)
+
+    monkeypatch.setattr(CheckpointFolder, "save", full_at_first)
+    status, folder = run(tmp_path, **BC)
+    assert (status, len(tried), len([*folder.glob("Test/checkpoint-*")])) == (0, 2, 1)
 
 
 def test_command_goes_on_where_a_model_a_picture_or_a_line_cannot_be_written(tmp_path, monkeypatch):

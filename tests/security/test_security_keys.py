@@ -135,6 +135,8 @@ def test_a_file_that_others_can_change_is_refused_and_one_they_can_read_is_not(
         ("token", b"guess", token),
         ("allowed.yaml", b"simulators: arcade", allowed),
         ("allowed.yaml", b"{", allowed),
+        ("allowed.yaml", b"[" * 5000 + b"]" * 5000, allowed),
+        ("allowed.yaml", b"simulators: !!bool zz", allowed),
         ("allowed.yaml", b"steps: []", allowed),
         ("tls/server.key", b"nothing", server_tls),
         ("tls/authority.pem", b"nothing", client_tls),
