@@ -74,7 +74,7 @@ def read_lines(path: Path) -> Iterator[Mapping[str, Json]]:
         for line in file:
             try:
                 yield json.loads(line)
-            except ValueError:  # an incomplete line of a killed process
+            except (ValueError, RecursionError):  # an incomplete line of a killed process, or damage
                 continue
 
 

@@ -237,7 +237,7 @@ def test_run_without_intervals_leaves_no_picture(folder: Path) -> None:
 
 def test_incomplete_line_of_a_dead_monitor_is_skipped(folder: Path, make_interval: Make) -> None:
     line = json.dumps(make_interval().plain())
-    (folder / "metrics.jsonl").write_text(line + "\n" + line[: line.index("}") + 1])
+    (folder / "metrics.jsonl").write_text(line + "\n" + "[" * 10_000 + "\n" + line[: line.index("}") + 1])
     files = RunFiles(folder)
     files.intervals.append(to_json(make_interval(step=48_000).plain()))
     files.plot_curves("run")
