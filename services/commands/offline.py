@@ -139,7 +139,7 @@ class _Offline:
             own = path.with_name(f"{self._name}-{self._learner.trained}.onnx")
             try:
                 export(load(path), [self._run.directory / f"{self._name}.onnx", own])
-            except (ExportError, OSError) as error:  # as of a policy that needs its previous action
+            except (ExportError, OSError) as error:  # a policy that needs its previous action, or a full disk
                 logs.get().warning("export_failed", behavior=self._name, cause=str(error), notice=True)
         return str(path.relative_to(self._run.directory))
 
