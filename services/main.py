@@ -42,16 +42,6 @@ COMMANDS: Final = {
 }
 
 
-_UNWRITABLE: Final = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.EACCES,
-    errno.EEXIST,
-    errno.EISDIR,
-    errno.ENOTDIR,
-    errno.ENAMETOOLONG,
-)
 _LIMITED: Final = errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EFBIG
 _LEFTOVERS_S: Final = 5.0
 _THREAD_S: Final = 0.5
@@ -116,13 +106,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # what has read the output has ended, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still in its buffer
+        _leave_output()
         return 128 + signal.SIGPIPE
     except Exception as failure:
         # A library may have made an error of its own of an interrupt during the start.
         if interrupts.has_come() and "KeyboardInterrupt" in "".join(traceback.format_exception(failure)):
             return 128 + signal.SIGINT
         return _report(failure)
+
+
+def _leave_output() -> None:
+    """Lets the exit of this process write nothing to an output that takes nothing."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still in its buffer
 
 
 def end_leftovers(status: int, spared: Collection[int]) -> None:
@@ -231,11 +229,12 @@ def _report(failure: Exception) -> int:
     if _is_limit(error):
         got = str(error) or "no memory"
         text = f"got {got}; expected what a run needs; raise the limits of this process (`ulimit -a`)"
-    elif isinstance(error, OSError) and (error.errno in _UNWRITABLE or error.filename is not None):
-        text = f"got {error}; expected a valid path, with room, and with permission to write; mend it"
+    elif isinstance(error, OSError):  # of a disk, or of the terminal, the pipe or the socket that takes the output
+        text = f"got {error}; expected paths and outputs that are valid, have room and can be written; mend it"
     elif isinstance(error, SparringError):
         text = str(error)
     else:
         raise failure
     sys.stderr.write(f"sparring: {printable(text)}\n")
+    _leave_output()
     return BAD_INPUT if isinstance(error, SettingsError) else FAILED

@@ -274,6 +274,27 @@ def test_output_that_nothing_reads_ends_a_command_without_a_traceback(tmp_path: 
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="it has no such terminals")
+@pytest.mark.parametrize("arguments", [["check", "valid.yaml"], ["try", "goal"], ["doctor"]])
+@pytest.mark.parametrize("output", ["terminal that is gone", "only for reading"])
+def test_output_that_cannot_be_written_ends_a_command_with_one_line(
+    tmp_path: Path, output: str, arguments: list[str]
+) -> None:
+    (tmp_path / "valid.yaml").write_text("behaviors: {Ball: }\n")
+    if output == "only for reading":
+        writing = os.open(os.devnull, os.O_RDONLY)
+    else:
+        main_end, writing = os.openpty()
+        os.close(main_end)
+    command = [sys.executable, "-m", "sparring", *arguments]
+    done = subprocess.run(
+        command, cwd=tmp_path, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    os.close(writing)
+    assert done.returncode == errors.FAILED
+    assert re.fullmatch("sparring: got .*; expected .*output.*; mend it\n", done.stderr), done.stderr
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="it removes no working folder")
 def test_working_folder_that_was_removed_is_told_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
