@@ -748,6 +748,10 @@ def test_what_a_later_reset_returns_is_placed_in_it() -> None:
             lambda env, *parts: (*parts[:-1], {"action_mask": [1, 0]}),
             r"got 'action_mask' beside the agents in infos from reset\(\); expected it in the info of each agent",
         ),
+        (
+            lambda env, *parts: (*parts[:-1], {"a": {}, "b": np.ones(2)}),
+            r"got an array \(2,\) of float64 .* as info of agent 'b'; expected a dict; .* \(reset\(\) of Pair, ",
+        ),
         (_none_ends, "got an episode that is over, because self.agents is empty, without an end of a, b"),
     ],
 )

@@ -186,10 +186,12 @@ class PettingZooGame:
 
     # ------------------------------------------------------------ one frame
 
-    def _decide(
-        self, area: Area, agent: str, seen: Value, info: Mapping[str, Value], reward: float = 0, shared: float = 0
-    ) -> None:
+    def _decide(self, area: Area, agent: str, seen: Value, info: Value, reward: float = 0, shared: float = 0) -> None:
         """Adds an agent that wants an action."""
+        info = {} if info is None else info
+        if not isinstance(info, Mapping):
+            got, remedy = f"{shown(info)} as info of agent {agent!r}", "give it {} where it holds nothing"
+            raise SpecError(got=got, expected="a dict", remedy=remedy)
         area.playing.add(agent)
         if agent in area.ended and not self._is_late_noted:
             self._is_late_noted = True
@@ -199,11 +201,11 @@ class PettingZooGame:
             )
         if self._is_new:  # the first row tells what is meant as a mask
             self._is_new, name = False, self._name_of[self._ids[agent]]
-            note_unread_masks(self._writers[name].spec, self._readers[name].specs, info or {}, "beside 'observation'")
+            note_unread_masks(self._writers[name].spec, self._readers[name].specs, info, "beside 'observation'")
         if isinstance(seen, Mapping) and MASK in seen:
             mask = seen[MASK]
         elif agent not in self._masked:
-            mask = (info or {}).get(MASK)
+            mask = info.get(MASK)
         else:
             raise SpecError(
                 got=f"{shown(seen)} as what {agent!r} observes",
