@@ -359,6 +359,8 @@ def test_resume_and_force_exclude_each_other() -> None:
         ("behaviors:\n  A: \x00\n", 2, "characters that YAML does not allow"),
         ("behaviors:\n  A: {max_steps: 3}\n  A: {}\n", 3, "got the key a second time, after line 2"),
         ("behaviors:\n  ? [a]\n  : {}\n", 2, "got a list as a key"),
+        ('behaviors:\n  Ball:\n    reward_signals: {"\\ud83d": {}}\n', 3, r"got '\ud83d' as a key; expected a word"),
+        ('behaviors: {"A\\0": {}}\n', 1, r"got 'A\x00' as a key; expected a word"),
         ("behaviors:\n  A: {<<: 3}\n", 2, "got << with a scalar; expected a mapping"),
         ("behaviors:\n  A: &a {B: *a}\n", 2, "contains itself"),
         ("behaviors:\n  A: " + "[" * 5000, 1, "nested deeper than 50 levels"),
