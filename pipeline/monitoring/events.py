@@ -157,7 +157,7 @@ class Lines:
 
     def _all(self) -> list["_Part"]:
         """Returns the file and the rotated ones, the oldest first."""
-        rotated = [one for one in self._path.parent.glob(f"{self._path.name}.*") if one.suffix[1:].isdigit()]
+        rotated = [one for one in self._path.parent.glob(f"{self._path.name}.*") if one.suffix[1:].isdecimal()]
         rotated.sort(key=lambda one: -int(one.suffix[1:]))
         return _parts([*rotated, self._path.with_suffix(".old.jsonl"), self._path])
 

@@ -173,7 +173,7 @@ def _is_behavior(entry: Entry) -> bool:
     return entry.value is None or entry.value == {} or bool(_KEYS & entry.mapping.keys())
 
 
-_STEP: Final = re.compile(r'\.?(?:"([^"]+)"|([^.\[\]"=]+)|\[(\d+)\])')
+_STEP: Final = re.compile(r'\.?(?:"([^"]+)"|([^.\[\]"=]+)|\[([0-9]{1,9})\])')
 """One step of a dotted key: "a name with dots", a name, or [a number]."""
 
 
@@ -209,11 +209,11 @@ def _assign(root: Entry, text: str, place: Place) -> None:
         raise refuse(place.file, [Problem(place, text)])
     for step_to in path[:-1]:
         if isinstance(step_to, int) or isinstance(entry.value, list):
-            number = int(step_to) if str(step_to).isdecimal() else len(entry.items)  # simulators.0 is simulators[0]
-            if number >= len(entry.items):
+            items = {str(number): one for number, one in enumerate(entry.items)}  # simulators.0 is simulators[0]
+            if str(step_to) not in items:
                 what = f"got entry {step_to} of a list of {len(entry.items)}; expected one that is there; correct it"
                 raise refuse(place.file, [Problem(place, what)])
-            entry = entry.items[number]
+            entry = items[str(step_to)]
             continue
         inner = entry.mapping.get(step_to)
         if inner is None or inner.value is None:

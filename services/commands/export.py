@@ -98,5 +98,5 @@ def _prune(folder: CheckpointFolder, out: Path) -> None:
         for path in (out / folder.behavior).glob(f"*{suffix}"):
             stem = path.name.removesuffix(suffix)
             number = stem.removeprefix(f"{folder.behavior}-")
-            if stem != number and number.isdigit() and int(number) not in steps:
+            if stem != number and number.isdecimal() and int(number) not in steps:
                 path.unlink(missing_ok=True)

@@ -9,8 +9,12 @@ unblocked by  nothing
 import argparse
 import sys
 from pathlib import Path
+from typing import Final
 
 from sparring.pipeline.errors import SettingsError
+
+_DIGITS: Final = 4
+"""Of the largest number of simulators that get keys at once."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +41,9 @@ def run(args: argparse.Namespace) -> int:
     hosts = [host.strip() for host in args.hosts.split(",") if host.strip()]
     simulators = args.simulators
     if len(simulators) == 1 and simulators[0].isdecimal():
+        if len(simulators[0]) > _DIGITS:
+            expected = f"at most {10**_DIGITS - 1}, each of which takes a certificate"
+            raise SettingsError(f"got --simulators {simulators[0]:.20}; expected {expected}; make fewer")
         simulators = making.numbered(int(simulators[0]), args.directory if args.add else None)
     if args.add:
         if hosts:

@@ -219,7 +219,7 @@ def unread(lines: Lines) -> Iterator[Json]:
 
 def parts(path: Path) -> list[Path]:
     """Returns the rotated files and the file itself, the oldest first."""
-    rotated = [one for one in path.parent.glob(f"{path.name}.*") if one.suffix[1:].isdigit()]
+    rotated = [one for one in path.parent.glob(f"{path.name}.*") if one.suffix[1:].isdecimal()]
     return [one for one in (*sorted(rotated, key=lambda one: -int(one.suffix[1:])), path) if one.is_file()]
 
 

@@ -74,6 +74,7 @@ def test_late_reader_begins_with_rotated_files_and_a_former_session_is_left_out(
     file.write(3)
     file.rotate()
     file.write(4)
+    Path(f"{file.path}.²").write_text("of another program")
     for known, expected in (({}, [1, 2, 3, 4]), (former, [3, 4])):
         lines = Lines(file.path, known)
         assert numbers(lines) == expected

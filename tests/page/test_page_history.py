@@ -71,6 +71,7 @@ def test_zoomed_part_of_a_long_run_has_every_line(tmp_path: Path) -> None:
 def test_samples_are_spread_over_all_files_and_end_with_the_last_line(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [interval(step) for step in range(5000, 10_000)])
     (folder / "metrics.jsonl.1").write_text("".join(json.dumps(interval(step)) + "\n" for step in range(5000)))
+    (folder / "metrics.jsonl.²").write_text("of another program")
     steps = [line["step"] for line in samples(folder / "metrics.jsonl", 10) if line]
     assert steps == sorted(steps)
     assert (steps[0], steps[-1]) == (0, 9999)

@@ -77,9 +77,11 @@ def test_the_keys_command_makes_and_adds_keys(tmp_path: Path, capsys: pytest.Cap
     assert main(["keys", folder, "--simulators", "1", "--hosts", "10.0.0.7,desk"]) == 0
     assert main(["keys", folder, "--add", "--simulators", "2"]) == 0
     assert main(["keys", folder]) == 2
+    assert main(["keys", folder, "--add", "--simulators", "9" * 5000]) == 2
     output = capsys.readouterr()
     assert "simulator-1, simulator-2" in output.out
     assert "never overwritten" in output.err
+    assert "expected at most 9999, each of which takes a certificate; make fewer" in output.err
     assert token(tmp_path / "keys") not in output.out + output.err
     assert keys.run.__doc__
 

@@ -88,12 +88,13 @@ def test_export_to_another_folder_in_other_formats(run, tmp_path):
 def test_prune_removes_exports_of_removed_checkpoints(run):
     for name in ("checkpoint-000000001000", "checkpoint-000000002000"):
         main(["export", str(run), "--checkpoint", name])
-    (run / "Goal" / "mine-1.onnx").write_bytes(b"another user's")
+    for name in ("mine-1.onnx", "Goal-².onnx"):
+        (run / "Goal" / name).write_bytes(b"another user's")
     save(run, "Goal", 3000, keep=2)
     main(["export", str(run), "--behavior", "Goal"])
     assert "Goal/Goal-1000.onnx" in files(run)
     main(["export", str(run), "--behavior", "Goal", "--prune"])
-    assert files(run) == ["Goal.onnx", "Goal/Goal-2000.onnx", "Goal/mine-1.onnx"]
+    assert files(run) == ["Goal.onnx", "Goal/Goal-2000.onnx", "Goal/Goal-².onnx", "Goal/mine-1.onnx"]
 
 
 def test_failed_export_of_a_behavior_does_not_stop_the_others(run, capsys):

@@ -72,6 +72,8 @@ def test_a_file_without_behaviors_gets_one() -> None:
         ("simulators.count=3", "got a list above 'count'; expected a section"),
         ("simulators.7.count=3", "command line: simulators.7.count: got entry 7 of a list of 2;"),
         ("simulators.first.count=3", "got entry first of a list of 2;"),
+        (f"simulators.{'9' * 5000}.count=3", "of a list of 2;"),
+        (f"simulators[{'9' * 5000}].count=3", "expected KEY=VALUE"),
         ("debug=true\nbehaviors: {}", "command line: debug: got several lines; expected one value"),
         ("debug={", "command line"),
         ("debug=\ud83d", "expected text in UTF-8"),
