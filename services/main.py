@@ -102,6 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         _check_working_folder(is_supervised=is_supervised)
+        if not is_supervised:
+            _check_encoding(given)
         status = _run(given)
         sys.stdout.flush()
         return status
@@ -180,6 +182,15 @@ def _check_working_folder(*, is_supervised: bool) -> None:
         if not is_supervised:
             raise
         os.chdir("/")
+
+
+def _check_encoding(given: Sequence[str]) -> None:
+    """Raises SettingsError where an argument is no UTF-8: the files of a run, which name it, are."""
+    for word in given:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise SettingsError(f"got the argument {word!r}; expected text in UTF-8; rename what it names") from None
 
 
 def _run(given: Sequence[str]) -> int:

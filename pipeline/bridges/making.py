@@ -50,8 +50,9 @@ def read_wrappers(text: str) -> list[Callable[[Value], Value]]:
     """
     try:
         entries = json.loads(text) if text.lstrip().startswith("[") else text.split(",")
-    except ValueError as error:
-        raise SettingsError(f"got wrappers {text!r} ({error}); expected a list as JSON; correct the option") from error
+    except (ValueError, RecursionError) as error:
+        remedy = "expected a list as JSON; correct the option"
+        raise SettingsError(f"got wrappers {text[:100]!r} ({error}); {remedy}") from error
     return [_wrapper(one) for one in entries if not isinstance(one, str) or one.strip()]
 
 

@@ -18,7 +18,7 @@ from safetensors.numpy import load, save
 from sparring.pipeline.coordination.opponents import ExternalOpponent, Tournament
 from sparring.pipeline.coordination.self_play import SelfPlay
 from sparring.pipeline.errors import ServiceError
-from sparring.pipeline.files import append, regular, write_atomically
+from sparring.pipeline.files import DAMAGE, append, regular, write_atomically
 from sparring.pipeline.messages.channels import ghost_topic
 from sparring.pipeline.messages.matches import RatedLearner, Rating, Results
 from sparring.pipeline.messages.state import PolicyWeights
@@ -79,7 +79,8 @@ class Snapshots:
                 noted = file.metadata() or {}
             if not all(np.isfinite(array).all() for array in arrays.values()):
                 raise ValueError("NaN or infinity")
-        except (OSError, ValueError, SafetensorError) as error:
+            trained = int(noted.get("trained", 0))
+        except (*DAMAGE, SafetensorError) as error:
             raise ServiceError(
                 f"got {path}, which cannot be read ({error}); expected a snapshot that this run has written; "
                 "put it back from a copy of the run folder, or start a new run"
@@ -88,7 +89,7 @@ class Snapshots:
             behavior=name,
             version=version,
             arrays=arrays,
-            trained=int(noted.get("trained", 0)),
+            trained=trained,
             network=noted.get("network", ""),
             trainer=noted.get("trainer", ""),
         )

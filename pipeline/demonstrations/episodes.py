@@ -28,6 +28,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from sparring.pipeline.errors import ExplainedError
+from sparring.pipeline.files import DAMAGE
 from sparring.pipeline.specs import Array, BehaviorSpec, read_spec
 
 FORMAT: Final = "sparring-episodes"
@@ -112,14 +113,14 @@ def read(path: Path) -> Recording:
         with safe_open(path, "numpy") as file:
             metadata = file.metadata() or {}
             columns = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except (OSError, SafetensorError, TypeError) as error:  # TypeError: a dtype that NumPy does not have
+    except (*DAMAGE, SafetensorError) as error:
         raise _refused(path, str(error)) from error
     if (metadata.get("format"), metadata.get("version")) != (FORMAT, VERSION):
         raise _refused(path, f"format {metadata.get('format')!r} version {metadata.get('version')!r}")
     try:
         spec = read_spec(json.loads(metadata["spec"]))
         recording = Recording(behavior=metadata["behavior"], spec=spec, columns=columns)
-    except (ValueError, KeyError, TypeError, RecursionError, ExplainedError) as error:
+    except (*DAMAGE, ExplainedError) as error:
         raise _refused(path, f"a spec that cannot be read ({error})") from error
     lengths = columns.get("lengths", np.empty(0))
     if lengths.dtype != np.int32 or lengths.ndim != 1 or (lengths < 1).any():

@@ -28,7 +28,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from sparring.pipeline.errors import CheckpointError
-from sparring.pipeline.files import Json, regular, remove, sync_folder, write_atomically
+from sparring.pipeline.files import DAMAGE, Json, regular, remove, sync_folder, write_atomically
 from sparring.pipeline.networks.arrays import Arrays, non_finite
 from sparring.pipeline.specs import names_a_folder
 
@@ -234,7 +234,7 @@ def unpacked(files: Mapping[str, bytes], path: Path) -> Checkpoint:
             raise _damaged(path / name, "content with the hash in state.json")
         try:
             tensors.append(load_tensors(content))
-        except (SafetensorError, KeyError, TypeError, ValueError) as error:  # ValueError: a dtype that NumPy lacks
+        except (*DAMAGE, SafetensorError) as error:
             raise _damaged(path / name, f"safetensors ({error})") from error
     return Checkpoint(**{name: state[name] for name in _FIELDS}, weights=tensors[0], optimizer=tensors[1])
 
@@ -243,7 +243,7 @@ def _state(content: bytes, path: Path) -> dict[str, Json]:
     try:
         state = json.loads(content)
         claimed = state.pop("sha256")
-    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
+    except DAMAGE as error:
         raise _damaged(path / _STATE, "a JSON object with its own hash") from error
     if _sha256(_canonical(state)) != claimed:
         raise _damaged(path / _STATE, "content with its own hash")

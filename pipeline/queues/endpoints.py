@@ -48,9 +48,10 @@ def is_loopback(host: str) -> bool:
 
 def is_tcp(address: str) -> bool:
     """Returns whether an address has the form `tcp://HOST:PORT`."""
-    with suppress(ValueError):  # of a port that is no number, or above 65535
+    with suppress(ValueError):  # of a port that is no number, or above 65535, or a name that cannot be one of a host
         parts = urlsplit(address)
-        return bool(parts.scheme == "tcp" and parts.hostname and parts.port is not None and not parts.path)
+        is_named = bool((parts.hostname or "").encode("idna"))
+        return parts.scheme == "tcp" and is_named and parts.port is not None and not parts.path
     return False
 
 

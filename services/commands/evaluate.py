@@ -101,10 +101,6 @@ def _rendered(settings: Settings, file: Path) -> Settings:
         )
     if not file.absolute().parent.is_dir():
         raise SettingsError(f"got --video {file}; expected a folder that exists; make {file.absolute().parent}")
-    try:
-        str(file).encode()
-    except UnicodeEncodeError:
-        raise SettingsError(f"got --video {str(file)!r}; expected a path in UTF-8; choose another") from None
     if file.is_dir():
         raise SettingsError(f"got --video {file}, which is a folder; expected the name of a file; choose another")
     first = first.model_copy(update={"options": {**first.options, "video": str(file.absolute())}})

@@ -97,7 +97,9 @@ def _address(text: str) -> tuple[str, int | None]:
         parts = urlsplit(f"//{text}")
         if parts.path or parts.username is not None:
             raise ValueError(text)
-        return parts.hostname or _HOST, parts.port
+        host = parts.hostname or _HOST
+        host.encode("idna")  # UnicodeError: it is no name of a host
+        return host, parts.port
     except ValueError:
         raise SettingsError(
             f"got {text!r} as address of the page; expected HOST:PORT, as 127.0.0.1:{_PORT}; correct it"

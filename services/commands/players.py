@@ -9,7 +9,7 @@ from pathlib import Path
 from sparring.pipeline.coordination.ghosts import PLAYERS_FOLDER, Snapshots
 from sparring.pipeline.coordination.opponents import OPPONENTS_FILE, opponents_of
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.files import Json, copy_folder, regular, write_atomically
+from sparring.pipeline.files import DAMAGE, Json, copy_folder, regular, write_atomically
 from sparring.pipeline.learning.checkpoints import Checkpoint, CheckpointFolder, initial_folder
 from sparring.pipeline.messages.state import PolicyWeights
 from sparring.pipeline.settings import Settings
@@ -149,7 +149,7 @@ def check_networks(directory: Path, settings: Settings, names: Collection[str]) 
         own["hyperparameters.shared_critic"] = behavior.hyperparameters.shares_critic
         for path in CheckpointFolder(directory, name).newest_first()[:1]:
             saved: dict[str, Json] = {}
-            with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # whoever loads it reports damage
+            with contextlib.suppress(*DAMAGE):  # whoever loads it reports damage
                 described = json.loads(regular(path / "state.json").read_bytes())["description"]
                 saved |= {f"network_settings.{key}": value for key, value in described["network_settings"].items()}
                 saved["trainer_type"], saved["reward_signals"] = described["trainer"], described["signals"]

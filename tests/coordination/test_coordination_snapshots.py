@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import save
 
 from sparring.pipeline.coordination.ghosts import Snapshots
 from sparring.pipeline.errors import ServiceError
@@ -103,6 +104,13 @@ def test_a_snapshot_of_no_numbers_is_refused(tmp_path: Path) -> None:
     snapshots, saved = Snapshots(tmp_path), policy(1)
     snapshots.save(replace(saved, arrays={**saved.arrays, "weights": np.array([1.0, np.nan], np.float32)}))
     assert "which cannot be read (NaN or infinity)" in refused(snapshots, 1)
+
+
+def test_a_snapshot_whose_notes_are_of_another_kind_is_refused(tmp_path: Path) -> None:
+    snapshots = Snapshots(tmp_path)
+    snapshots.save(policy(1))
+    snapshots.path("Soccer", 1).write_bytes(save(policy(1).arrays, {"trained": "many"}))
+    assert "which cannot be read (invalid literal" in refused(snapshots, 1)
 
 
 def test_a_snapshot_saved_again_replaces_the_old_one(tmp_path: Path) -> None:

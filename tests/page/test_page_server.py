@@ -339,7 +339,7 @@ def test_other_addresses_than_loopback_need_keys() -> None:
     assert command._protection("127.0.0.1", None) == ("", None)
     assert command._address("[::1]:8000") == ("::1", 8000)
     assert command._address("") == ("127.0.0.1", None)
-    for text in ("localhost:x", "a@b", "host/path", "host:70000"):
+    for text in ("localhost:x", "a@b", "host/path", "host:70000", "xn--é..:5", "a..b"):
         with pytest.raises(SettingsError, match="expected HOST:PORT"):
             command._address(text)
 

@@ -242,10 +242,13 @@ def test_train_exits_with_the_status_of_the_run(
     assert main(["train", str(config), "--run-id", "r"]) == STATUSES[status]
 
 
-def test_invalid_input_has_its_status_and_starts_nothing(tmp_path: Path) -> None:
+def test_invalid_input_has_its_status_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "c.yaml").write_text("behaviors: {}\n")
     assert main(["train", str(tmp_path / "c.yaml"), "--results-dir", str(tmp_path / "r")]) == errors.BAD_INPUT
     assert main(["status", "none", "--results-dir", str(tmp_path)]) == errors.BAD_INPUT
+    for words in (["train", "\udcff.yaml"], ["train", str(tmp_path / "c.yaml"), "--env-args", "\udcff"]):
+        assert main([*words, "--results-dir", str(tmp_path / "r")]) == errors.BAD_INPUT
+        assert "got the argument '\\udcff" in capsys.readouterr().err
     assert main(["check", str(tmp_path / "c.yaml")]) == errors.FAILED
     assert not (tmp_path / "r").exists()
 

@@ -507,8 +507,6 @@ def test_video_in_the_place_of_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "video.gif").mkdir()
     with pytest.raises(SettingsError, match=r"video.gif, which is a folder"):
         evaluate._rendered(settings.settings, tmp_path / "video.gif")
-    with pytest.raises(SettingsError, match=r"v.udcff.gif'; expected a path in UTF-8"):
-        evaluate._rendered(settings.settings, tmp_path / "v\udcff.gif")
 
 
 @pytest.mark.parametrize(

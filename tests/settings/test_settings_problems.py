@@ -280,6 +280,7 @@ def test_a_valid_address_is_accepted(address: str) -> None:
         ("tcp://127.0.0.1", "expected tcp://HOST:PORT"),
         ("tcp://127.0.0.1:99999", "expected tcp://HOST:PORT with a port from 0 to 65535"),
         ("tcp://[::1:3", "expected tcp://HOST:PORT"),
+        ("tcp://xn--é..:5", "expected tcp://HOST:PORT"),
         ("unix://relative", "or unix:///PATH"),
         ("5005", "expected tcp://HOST:PORT"),
         ("unix:tmp/x", "or unix:///PATH"),

@@ -162,6 +162,12 @@ def test_a_missing_wrapper_is_named(path: str) -> None:
         make_gymnasium("CartPole-v1", wrappers=f"{HERE}.PlusOne,{path}")
 
 
+@pytest.mark.parametrize("text", ["[", "[" * 100_000])
+def test_wrappers_that_are_no_json_are_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"got wrappers '\[.*; expected a list as JSON; correct the option"):
+        make_gymnasium("CartPole-v1", wrappers=text)
+
+
 def test_a_wrapper_that_needs_more_than_the_environment_is_refused() -> None:
     """`TimeLimit` needs a limit; the error names the wrapper and how it gets one."""
     assert TimeLimit.__module__.startswith("gymnasium.wrappers")
