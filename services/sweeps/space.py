@@ -56,12 +56,19 @@ class Parameter(StrictSettings):
             raise ValueError(f"got low {low:g} with high {high:g}; expected less than high; exchange them")
         elif self.log and (low <= 0 or self.step is not None):
             raise ValueError("got log with step, or with low 0 or less; expected low above 0 alone; leave log out")
+        elif high - low > _LARGEST:
+            raise ValueError(f"got the range from {low:g} to {high:g}; expected {_LARGEST:g} at most; correct it")
+        elif self.step is not None and (high - low) / self.step > _MOST_VALUES:
+            raise ValueError(f"got steps of {self.step:g}; expected {_MOST_VALUES:,} values at most; write a larger step")
         elif self.step is not None and abs((high - low) / self.step - round((high - low) / self.step)) > _ROUNDING:
             raise ValueError(f"got high {high:g}, which steps of {self.step:g} from low {low:g} miss; correct it")
         return self
 
 
 _ROUNDING: Final = 1e-6
+_LARGEST: Final = 1e300
+_MOST_VALUES: Final = 1_000_000
+"""Of a range whose values are counted."""
 
 
 class PopulationSettings(StrictSettings):
@@ -150,7 +157,7 @@ class Dimension:
     def grid(self) -> tuple[Json, ...]:
         """Returns all values; none if they cannot be counted."""
         step = self.step or (1.0 if self.whole and not self.log else None)
-        if self.choices or step is None:
+        if self.choices or step is None or (self.high - self.low) / step > _MOST_VALUES:
             return self.choices
         return tuple(self.nearest(self.low + at * step) for at in range(round((self.high - self.low) / step) + 1))
 

@@ -30,6 +30,8 @@ SELF_PLAY = CONFIG.replace("    max_steps", "    self_play: {save_steps: 500}\n 
         ("space:\n  a.b: {low: 1}", "2: space.a.b.*got neither low and high nor choices"),
         ("space:\n  a.b: {low: 1, high: 1}", "2: space.a.b.*got low 1 with high 1; expected less than high"),
         ("space:\n  a.b: {low: 0, high: 1, log: true}", "2: space.a.b.*got log with step, or with low 0"),
+        ("space:\n  a.b: {low: 0, high: 1, step: 1e-300}", "2: .*got steps of 1e-300; expected 1,000,000 values at most"),
+        ("space:\n  a.b: {low: -1e308, high: 1e308, step: 1}", "2: .*got the range from -1e.308 to 1e.308; expected 1e.300"),
         ("space:\n  a.b: {low: 1, high: 2, step: 0.3}", "2: space.a.b.*got high 2, which steps of 0.3 from low 1 miss"),
         ("space:\n  a.b: {low: 1, choices: [2]}", "2: space.a.b.*got choices with low"),
         ("space:\n  behaviors.Goal[: {choices: [2]}", "2: space.*got no dotted key"),
@@ -128,6 +130,9 @@ def test_grid_has_both_ends() -> None:
     assert RANGES[2].grid == (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
     assert RANGES[3].grid == (2, 3, 4, 5, 6, 7, 8, 9)
     assert RANGES[0].grid == RANGES[1].grid == RANGES[4].grid == ()
+    huge = Dimension(low=0, high=2.0**50, whole=True)
+    assert huge.grid == ()
+    assert huge.has(huge.sample(np.random.default_rng(0)))
 
 
 def test_perturbed_number_is_multiplied_and_a_choice_moves_to_a_neighbor() -> None:
