@@ -59,7 +59,7 @@ class Parameter(StrictSettings):
         elif high - low > _LARGEST:
             raise ValueError(f"got the range from {low:g} to {high:g}; expected {_LARGEST:g} at most; correct it")
         elif self.step is not None and (high - low) / self.step > _MOST_VALUES:
-            raise ValueError(f"got steps of {self.step:g}; expected {_MOST_VALUES:,} values at most; write a larger step")
+            raise ValueError(f"got steps of {self.step:g}; expected at most {_MOST_VALUES:,} values; raise it")
         elif self.step is not None and abs((high - low) / self.step - round((high - low) / self.step)) > _ROUNDING:
             raise ValueError(f"got high {high:g}, which steps of {self.step:g} from low {low:g} miss; correct it")
         return self
