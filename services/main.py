@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -110,11 +111,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # what has read the output has ended, as `head` does
         _leave_output()
         return 128 + signal.SIGPIPE
-    except Exception as failure:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as failure:  # which those of libraries in Rust are
         # A library may have made an error of its own of an interrupt during the start.
         if interrupts.has_come() and "KeyboardInterrupt" in "".join(traceback.format_exception(failure)):
             return 128 + signal.SIGINT
-        return _report(failure)
+        return _report(failure, is_logged=is_supervised)
 
 
 def _leave_output() -> None:
@@ -228,11 +231,15 @@ def _is_limit(error: BaseException) -> bool:
     return refused or isinstance(error, MemoryError) or "can't start new thread" in str(error)
 
 
-def _report(failure: Exception) -> int:
+def _report(failure: BaseException, *, is_logged: bool) -> int:
     """Prints what went wrong, which may hold words of a simulator; returns the exit status.
 
+    Args:
+        failure: what has ended the command.
+        is_logged: standard error is a log, for whole tracebacks.
+
     Raises:
-        Exception: the failure, where it is a defect of sparring.
+        BaseException: the failure, where it is a mistake in sparring, and this is the place for its traceback.
     """
     from sparring.pipeline.monitoring.logs import printable  # structlog
 
@@ -244,8 +251,29 @@ def _report(failure: Exception) -> int:
         text = f"got {error}; expected paths and outputs that are valid, have room and can be written; mend it"
     elif isinstance(error, SparringError):
         text = str(error)
-    else:
+    elif is_logged:
         raise failure
+    else:
+        text = _mistake(failure)
     sys.stderr.write(f"sparring: {printable(text)}\n")
     _leave_output()
     return BAD_INPUT if isinstance(error, SettingsError) else FAILED
+
+
+def _mistake(failure: BaseException) -> str:
+    """Returns the text about a failure of no known kind, and writes its traceback to a file.
+
+    Raises:
+        BaseException: the failure, where no file can be written.
+    """
+    from sparring.pipeline.bridges.explain import described_with_place
+
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="sparring-traceback-", suffix=".txt", delete=False, errors="backslashreplace"
+        ) as file:
+            traceback.print_exception(failure, file=file)
+    except OSError:
+        raise failure from None
+    got = described_with_place(first_failure(failure))
+    return f"got {got}; expected none: it is a mistake in sparring, or in a plug-in; report it with {file.name}"

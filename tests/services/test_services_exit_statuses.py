@@ -99,6 +99,29 @@ def test_letters_that_an_output_lacks_are_written_as_text(tmp_path: Path) -> Non
     assert "caf\\xe9.yaml: valid" in done.stdout
 
 
+class Panic(BaseException):
+    """A failure as libraries in Rust raise it."""
+
+
+@pytest.mark.parametrize("failure", [ZeroDivisionError("by zero"), Panic("by zero"), BaseExceptionGroup("", [Panic()])])
+def test_mistake_takes_one_line_that_names_the_file_with_its_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failure: BaseException
+) -> None:
+    def fail(_: argparse.Namespace) -> int:
+        raise failure
+
+    monkeypatch.setattr("sparring.services.commands.check.run", fail)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert main(["check", "a.yaml"]) == errors.FAILED
+    (kept,) = tmp_path.iterdir()
+    said = rf"sparring: got \w+(: by zero \(.*:\d+\))?; expected none: it is a mistake .*; report it with {kept}\n"
+    assert re.fullmatch(said, capsys.readouterr().err)
+    assert "raise failure" in kept.read_text()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    with pytest.raises(type(failure)):
+        main(["check", "a.yaml"])
+
+
 @pytest.mark.parametrize("bar", ["nan", "inf", "-inf"])
 def test_a_bar_that_nothing_can_miss_or_reach_is_refused(bar: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", "run", f"--at-least={bar}"]) == errors.BAD_INPUT
