@@ -188,12 +188,13 @@ def _check_working_folder(*, is_supervised: bool) -> None:
 
 
 def _check_encoding(given: Sequence[str]) -> None:
-    """Raises SettingsError where an argument is no UTF-8: the files of a run, which name it, are."""
-    for word in given:
-        try:
-            word.encode()
-        except UnicodeEncodeError:
-            raise SettingsError(f"got the argument {word!r}; expected text in UTF-8; rename what it names") from None
+    """Raises SettingsError where the working folder or an argument is no UTF-8, as the files of a run are."""
+    for what, words in (("working folder", [str(working_folder())]), ("argument", given)):
+        for word in words:
+            try:
+                word.encode()
+            except UnicodeEncodeError:
+                raise SettingsError(f"got the {what} {word!r}; expected text in UTF-8; rename it") from None
 
 
 def _run(given: Sequence[str]) -> int:

@@ -132,7 +132,8 @@ def check_positive(args: argparse.Namespace, *names: str) -> None:
     for name in names:
         value = getattr(args, name)
         if value is not None and not 0 < value <= _MOST:
-            raise SettingsError(f"got --{name} {value:g}; expected more than 0, and at most {_MOST:g}; give another")
+            got = f"{value:g}" if abs(value) < 1e300 else f"{value!s:.20}"  # a whole number may be beyond floats
+            raise SettingsError(f"got --{name} {got}; expected more than 0, and at most {_MOST:g}; give another")
 
 
 def finished(directory: Path, settings: Settings) -> str:

@@ -24,6 +24,7 @@ from sparring.pipeline.files import Json, put, remove, write_atomically
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.summary import STATUSES, Status
 from sparring.pipeline.settings import Settings, no_device, not_here, read, without_effect
+from sparring.pipeline.settings.document import LARGEST_INTEGER
 from sparring.pipeline.settings.load import option
 from sparring.services.commands.check import unreadable
 from sparring.services.commands.page import page_beside
@@ -52,7 +53,7 @@ def whole_number(text: str) -> int:
         ValueError: it is none.
     """
     number = float(text)
-    if not number.is_integer():  # nor are infinity and what is no number
+    if not number.is_integer() or abs(number) > LARGEST_INTEGER:  # infinity and what is no number are none either
         raise ValueError(f"got {text}; expected a whole number")
     return int(number)
 
@@ -67,7 +68,7 @@ Option = tuple[str, Callable[[str], Json] | bool, str]
 _RUN: Final[Sequence[Option]] = (
     ("checkpoint_settings.run_id", str, "name of the run (default: the configuration's name and the time)"),
     ("checkpoint_settings.results_dir", str, "where runs are kept (default: results)"),
-    ("env_settings.seed", int, "seed of the run (default: random, and logged)"),
+    ("env_settings.seed", whole_number, "seed of the run (default: random, and logged)"),
     ("behaviors.*.max_steps", whole_number, "end every behavior after so many trained steps"),
     ("checkpoint_settings.inference", True, "play the checkpoints of --run-id, learn nothing"),
     ("behaviors.*.network_settings.deterministic", True, "act by the most likely action"),
@@ -84,19 +85,19 @@ _PLAYERS: Final[Sequence[Option]] = (
     ("env_settings.env_path", str, "build to launch (without one: wait for the editor's Play)"),
     ("engine_settings.no_graphics", True, "without a window"),
     ("engine_settings.no_graphics_monitor", True, "a window for the first one only"),
-    ("env_settings.num_envs", int, "how many players"),
-    ("env_settings.num_areas", int, "training areas in each"),
-    ("env_settings.base_port", int, "port of the first one, the others count up (5005)"),
-    ("env_settings.timeout_wait", int, "seconds to wait for one (60)"),
-    ("env_settings.max_lifetime_restarts", int, "restarts of one in all, -1: no limit"),
-    ("env_settings.restarts_rate_limit_n", int, "restarts of one within the period, -1: no limit"),
-    ("env_settings.restarts_rate_limit_period_s", int, "that period"),
-    ("engine_settings.width", int, "pixels of the window"),
-    ("engine_settings.height", int, "pixels of the window"),
-    ("engine_settings.quality_level", int, "of rendering"),
+    ("env_settings.num_envs", whole_number, "how many players"),
+    ("env_settings.num_areas", whole_number, "training areas in each"),
+    ("env_settings.base_port", whole_number, "port of the first one, the others count up (5005)"),
+    ("env_settings.timeout_wait", whole_number, "seconds to wait for one (60)"),
+    ("env_settings.max_lifetime_restarts", whole_number, "restarts of one in all, -1: no limit"),
+    ("env_settings.restarts_rate_limit_n", whole_number, "restarts of one within the period, -1: no limit"),
+    ("env_settings.restarts_rate_limit_period_s", whole_number, "that period"),
+    ("engine_settings.width", whole_number, "pixels of the window"),
+    ("engine_settings.height", whole_number, "pixels of the window"),
+    ("engine_settings.quality_level", whole_number, "of rendering"),
     ("engine_settings.time_scale", float, "factor of the game's clock (20)"),
-    ("engine_settings.target_frame_rate", int, "frames per second, -1: as many as possible"),
-    ("engine_settings.capture_frame_rate", int, "frames per second of the game's clock"),
+    ("engine_settings.target_frame_rate", whole_number, "frames per second, -1: as many as possible"),
+    ("engine_settings.capture_frame_rate", whole_number, "frames per second of the game's clock"),
 )
 """Options in place of a setting: the key of `Overrides`; the type, or what the flag sets; the help."""
 

@@ -1,6 +1,7 @@
 """Reads what a sweep is to try, and checks each value against the configuration before anything starts."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,8 +68,10 @@ class Parameter(StrictSettings):
 
 _ROUNDING: Final = 1e-6
 _LARGEST: Final = 1e300
-_MOST_VALUES: Final = 1_000_000
+_MOST_VALUES: Final = 100_000
 """Of a range whose values are counted."""
+_MOST_TRIALS: Final = 10_000
+"""Of a grid, all of which are in the study from its beginning."""
 
 
 class PopulationSettings(StrictSettings):
@@ -83,7 +86,7 @@ class PopulationSettings(StrictSettings):
         matches: matches of each pair of members in the tournament that rates them.
     """
 
-    size: int = Field(default=4, ge=2)
+    size: int = Field(default=4, ge=2, le=1000)
     interval_steps: int = Field(default=20_000, ge=1)
     quantile: float = Field(default=0.25, gt=0, le=0.5)
     perturb: tuple[float, ...] = Field(default=(0.8, 1.25), min_length=1)
@@ -118,7 +121,7 @@ class SweepSettings(StrictSettings):
     objective: Literal["reward", "rating"] | None = None
     window: int = Field(default=5, ge=1)
     steps: int | None = Field(default=None, ge=1)
-    parallel: int = Field(default=1, ge=1)
+    parallel: int = Field(default=1, ge=1, le=1000)
     seed: int = Field(default=0, ge=0, lt=2**30)
     trials: int = Field(default=30, ge=1)
     sampler: Literal["tpe", "random", "grid"] = "tpe"
@@ -247,6 +250,10 @@ def read_sweep(config: Path, path: Path, assigned: Sequence[str] = ()) -> Sweep:
     base = read(config, _apart(plain), [*assigned, *fixed, "pipeline.export=false"]).settings
     checked = _Checks(config, [*assigned, *fixed], root, settings, base)
     dimensions = checked.dimensions()
+    combinations = math.prod(len(one.grid) for one in dimensions.values())
+    if settings.method == "search" and settings.sampler == "grid" and combinations > _MOST_TRIALS:
+        text = f"got a grid of {combinations:,} combinations; expected at most {_MOST_TRIALS:,}; write larger steps"
+        raise refuse(str(path), [_at(root, "sampler", text)])
     own = {key: value for key in dimensions if dimensions[key].has(value := value_at(base, key_path(key)[0]))}
     return Sweep(settings, base, dimensions, behavior, objective, steps, own)
 

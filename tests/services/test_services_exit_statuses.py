@@ -252,6 +252,17 @@ def test_evaluation_exits_with_the_status_of_its_outcome(
     assert evaluate._exit_status(found, at_least=0.5) == expected
 
 
+@pytest.mark.parametrize("option", ["--timeout-wait", "--restarts-rate-limit-period-s", "--max-steps", "--seed"])
+@pytest.mark.parametrize("number", ["x", "1" + "0" * 400, "inf", "1e300", "0.5"])
+def test_option_takes_whole_numbers_as_large_as_in_a_file(
+    option: str, number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "c.yaml", option, number])
+    assert ended.value.code == errors.BAD_INPUT
+    assert f"argument {option}: invalid whole_number value: '{number}'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("status", get_args(Status))
 def test_train_exits_with_the_status_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: Status

@@ -30,7 +30,7 @@ SELF_PLAY = CONFIG.replace("    max_steps", "    self_play: {save_steps: 500}\n 
         ("space:\n  a.b: {low: 1}", "2: space.a.b.*got neither low and high nor choices"),
         ("space:\n  a.b: {low: 1, high: 1}", "2: space.a.b.*got low 1 with high 1; expected less than high"),
         ("space:\n  a.b: {low: 0, high: 1, log: true}", "2: space.a.b.*got log with step, or with low 0"),
-        ("space:\n  a.b: {low: 0, high: 1, step: 1e-300}", ".*got steps of 1e-300; expected at most 1,000,000"),
+        ("space:\n  a.b: {low: 0, high: 1, step: 1e-300}", ".*got steps of 1e-300; expected at most 100,000"),
         ("space:\n  a.b: {low: -1e308, high: 1e308, step: 1}", ".*got the range from -1e.308 to 1e.308; expected"),
         ("space:\n  a.b: {low: 1, high: 2, step: 0.3}", "2: space.a.b.*got high 2, which steps of 0.3 from low 1 miss"),
         ("space:\n  a.b: {low: 1, choices: [2]}", "2: space.a.b.*got choices with low"),
@@ -43,6 +43,12 @@ SELF_PLAY = CONFIG.replace("    max_steps", "    self_play: {save_steps: 500}\n 
         (f"space:\n  {BATCH}: {{low: 16.5, high: 32}}", "2: behaviors.*batch_size: got 16.5; expected a whole"),
         (f"space:\n  {BATCH}: {{choices: [16, 128]}}", "2: behaviors.*got batch_size 128 with buffer_size 64"),
         (f"sampler: grid\n{SPACE}", "2: behaviors.*got a range without step for a grid"),
+        (
+            f"sampler: grid\nspace:\n  {RATE}: {{low: 0.1, high: 0.9, step: 1e-5}}",
+            "1: .*a grid of 80,001",
+        ),
+        (f"parallel: 10000000\n{SPACE}", "1: parallel: got 10000000; expected at most 1000"),
+        (f"population: {{size: 10000000}}\n{SPACE}", "1: population.size: got 10000000; expected at most 1000"),
         (f"method: population\nspace:\n  {LAYERS}: {{choices: [1, 2]}}", "3: .*a trained policy cannot change"),
     ],
 )
