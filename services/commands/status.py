@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import re
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Mapping
@@ -41,6 +43,8 @@ def run(args: Namespace) -> int:
     Raises:
         SettingsError: there is no such run, or one of its files is damaged.
     """
+    if not re.fullmatch("[1-9][0-9]{0,3}", os.environ.get("COLUMNS", "80")):
+        del os.environ["COLUMNS"]  # no width to show anything in
     console, folder = _Console(), find(args.run, args.results_dir)
     if args.json and args.watch:
         raise SettingsError("got --json with --watch; expected one of the two; leave one out")

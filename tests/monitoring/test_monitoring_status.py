@@ -106,6 +106,15 @@ def test_resumed_run_shows_its_status(fake_run: FakeRun, folder: Path) -> None:
     assert "running" in run_status(str(folder))[1]
 
 
+@pytest.mark.parametrize("columns", ["0", "²", "-1", "x"])
+def test_width_that_no_terminal_has_is_ignored(
+    fake_run: FakeRun, folder: Path, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    write_status(fake_run, folder)
+    monkeypatch.setenv("COLUMNS", columns)
+    assert "running" in run_status(str(folder))[1]
+
+
 def test_json_contains_status_and_summary(fake_run: FakeRun, folder: Path) -> None:
     write_status(fake_run, folder)
     write_summary(fake_run, folder)
