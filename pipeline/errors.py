@@ -155,14 +155,22 @@ FOREIGN: Final = Exception, SystemExit, BaseExceptionGroup
 """What code of others raises, in a task also as a group. An interrupt or a cancellation alone comes from elsewhere."""
 
 
+_LONGEST: Final = 2000
+
+
 def described(failure: BaseException) -> str:
     """Returns a failure in words: the message of an error of this package, that of others after their class."""
     if isinstance(failure, SparringError):
         return str(failure)
     text = ""
     with contextlib.suppress(Exception):  # an error of others may have no text
-        text = str(failure)
+        text = shortened(str(failure))
     return f"{type(failure).__name__}: {text}" if text else type(failure).__name__
+
+
+def shortened(text: str) -> str:
+    """Returns the beginning of a text of others, which may hold a whole file, for a line of a log."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} [{len(text) - _LONGEST:,} more characters]"
 
 
 def first_failure(failure: BaseException) -> BaseException:

@@ -19,7 +19,7 @@ import numpy as np
 
 import sparring
 from sparring.pipeline import plugins
-from sparring.pipeline.errors import NOTICE, ExplainedError, SparringError, described, did_you_mean
+from sparring.pipeline.errors import NOTICE, ExplainedError, SparringError, described, did_you_mean, shortened
 from sparring.pipeline.specs import SpecError
 
 if TYPE_CHECKING:
@@ -312,7 +312,7 @@ def traceback_of(error: BaseException) -> str:
     named = traceback.format_exception_only(first)[0]
     if parts[-1] == named:  # it is neither that of a group nor followed by notes
         parts.pop()
-    return f"{''.join(parts)}{' '.join(named.splitlines())}{place_of(first) or place_of(error)}\n"
+    return f"{''.join(parts)}{shortened(' '.join(named.splitlines()))}{place_of(first) or place_of(error)}\n"
 
 
 def _is_pythons(module: ModuleType) -> bool:

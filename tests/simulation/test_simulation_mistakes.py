@@ -24,7 +24,7 @@ from sparring.pipeline.bridges.making import read_wrappers
 from sparring.pipeline.bridges.observations import Observations
 from sparring.pipeline.bridges.pettingzoo import make_pettingzoo
 from sparring.pipeline.bridges.pettingzoo.turns import TurnGame
-from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.errors import SettingsError, described
 from sparring.pipeline.messages.simulator import BehaviorActions
 from sparring.pipeline.specs import ActionSpec, ObservationSpec, SpecError
 
@@ -1199,6 +1199,15 @@ def test_an_error_of_several_lines_is_whole_in_the_last_line_of_its_traceback() 
     with pytest.raises(ValueError, match="first") as caught:
         raise ValueError("first\nsecond")
     assert traceback_of(caught.value).splitlines()[-1].startswith("ValueError: first second (")
+
+
+def test_last_line_of_a_traceback_holds_the_beginning_of_a_long_error() -> None:
+    with pytest.raises(ValueError, match="x") as caught:
+        raise ValueError("x" * 10**6)
+    last = traceback_of(caught.value).splitlines()[-1]
+    assert len(last) < 3000
+    assert f"x [998,012 more characters] ({__file__}:" in last
+    assert described(caught.value).endswith("x [998,000 more characters]")
 
 
 @pytest.mark.parametrize("is_group", [False, True])
