@@ -155,9 +155,6 @@ FOREIGN: Final = Exception, SystemExit, BaseExceptionGroup
 """What code of others raises, in a task also as a group. An interrupt or a cancellation alone comes from elsewhere."""
 
 
-_LONGEST: Final = 2000
-
-
 def described(failure: BaseException) -> str:
     """Returns a failure in words: the message of an error of this package, that of others after their class."""
     if isinstance(failure, SparringError):
@@ -168,9 +165,9 @@ def described(failure: BaseException) -> str:
     return f"{type(failure).__name__}: {text}" if text else type(failure).__name__
 
 
-def shortened(text: str) -> str:
+def shortened(text: str, most: int = 2000) -> str:
     """Returns the beginning of a text of others, which may hold a whole file, for a line of a log."""
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} [{len(text) - _LONGEST:,} more characters]"
+    return text if len(text) <= most else f"{text[:most]} [{len(text) - most:,} more characters]"
 
 
 def first_failure(failure: BaseException) -> BaseException:

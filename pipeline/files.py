@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import secrets
+import select
 import shutil
 import stat
 import tempfile
@@ -39,6 +40,30 @@ def regular(path: Path) -> Path:
     if path.is_symlink() and not path.resolve().parent.exists():
         raise OSError(errno.ENXIO, "A link into a folder that does not exist", str(path))
     return path
+
+
+def read_most(path: Path, most: int, pipe_s: float) -> bytes:
+    """Returns the first bytes of a file, or of a pipe whose writer ends.
+
+    Args:
+        path: of the file.
+        most: number of bytes.
+        pipe_s: seconds that a pipe may take for each part.
+
+    Raises:
+        OSError: it cannot be read; a TimeoutError where nothing comes from a pipe.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a named pipe may never have a writer
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        has_begun, found = stat.S_ISREG(os.fstat(descriptor).st_mode), b""
+        while len(found) < most:
+            part = file.read(most - len(found))  # None: a writer is there, and nothing to read
+            if part == b"" and has_begun:
+                break
+            if not part and not select.select([descriptor], [], [], pipe_s)[0]:
+                raise TimeoutError(errno.ETIMEDOUT, f"nothing came from this pipe for {pipe_s:g} s", str(path))
+            has_begun, found = True, found + (part or b"")
+        return found
 
 
 DAMAGE: Final = OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError

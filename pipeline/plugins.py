@@ -29,6 +29,14 @@ OPPONENTS: Final = "sparring.opponents"
 """Subclasses of `sparring.pipeline.coordination.settings.OpponentSampling`, by `opponent_sampling`."""
 WRITERS: Final = "sparring.writers"
 """Subclasses of `sparring.pipeline.monitoring.writers.Writer`."""
+_BASES: Final = {
+    TRAINERS: "sparring.pipeline.learning.settings.TrainerHyperparameters",
+    REWARD_SIGNALS: "sparring.pipeline.learning.settings.SignalSettings",
+    ENCODERS: "sparring.pipeline.networks.settings.EncoderSettings",
+    OPPONENTS: "sparring.pipeline.coordination.settings.OpponentSampling",
+    WRITERS: "sparring.pipeline.monitoring.writers.Writer",
+}
+"""The class that each plug-in of a group is a subclass of, by name: this module imports none of them."""
 _OWN: Final = "sparring"
 
 
@@ -52,7 +60,8 @@ def load(group: str, name: str) -> Any:
     """Imports what is registered under a name.
 
     Raises:
-        SettingsError: the name is unknown, it cannot be imported, or two packages have registered it.
+        SettingsError: the name is unknown, it cannot be imported or is something else, or two packages have registered
+            it.
     """
     if name not in names(group):
         hint = did_you_mean(name, names(group)) or f"correct it, or install the package that registers it under {group}"
@@ -62,12 +71,21 @@ def load(group: str, name: str) -> Any:
         owners = ", ".join(sorted({_package(one) for one in (first, *others)}))
         raise SettingsError(f"got {name!r} of {owners} in {group}; expected one of them; uninstall the others")
     try:
-        return first.load()
+        found = first.load()
     except (Exception, SystemExit) as error:  # whatever the import of a foreign package raises
         raise SettingsError(
             f"got {name!r} of {_package(first)}, whose {first.value} cannot be imported "
             f"({described(error)}); expected a working package; mend or uninstall it"
         ) from error
+    base = _BASES.get(group)
+    above = [f"{one.__module__}.{one.__qualname__}" for one in getattr(found, "__mro__", ())]
+    if not callable(found) or (base is not None and base not in above):
+        expected = "a function or a class" if base is None else f"a subclass of {base}"
+        raise SettingsError(
+            f"got {name!r} of {_package(first)}, whose {first.value} is {found!r:.80}; expected {expected}; mend or "
+            "uninstall the package"
+        )
+    return found
 
 
 def working(group: str) -> Iterator[tuple[str, Any]]:

@@ -103,8 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         _check_working_folder(is_supervised=is_supervised)
-        if not is_supervised:
-            _check_encoding(given)
+        _check_encoding(given)
         status = _run(given)
         sys.stdout.flush()
         return status

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import sqlite3
+import sys
 import tempfile
 from pathlib import Path
 from typing import BinaryIO
@@ -140,6 +141,23 @@ def test_put_writes_the_rest_after_a_partial_write() -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes of files")
+@pytest.mark.skipif(sys.platform == "win32", reason="it has no named pipes")
+def test_pipe_that_nothing_writes_to_is_waited_for_so_long(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(TimeoutError, match=r"nothing came from this pipe for 0.01 s"):
+        files.read_most(pipe, 100, 0.01)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # so that there may be a writer
+    with pipe.open("wb", buffering=0) as writing:
+        writing.write(b"abc")
+        with pytest.raises(TimeoutError):
+            files.read_most(pipe, 100, 0.01)
+        writing.write(b"abc")
+        assert files.read_most(pipe, 2, 10.0) == b"ab"
+    assert files.read_most(pipe, 100, 10.0) == b"c"
+    os.close(reading)
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file of Linux")
 def test_error_of_a_full_disk_names_the_file() -> None:
     with Path("/dev/full").open("wb", buffering=0) as file, pytest.raises(OSError, match="'/dev/full'"):

@@ -24,6 +24,7 @@ from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.settings import Settings, explain
 from sparring.pipeline.settings.load import parse_settings
+from sparring.pipeline.settings.writers import unusable
 from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
 from sparring.pipeline.stepping.policies import NetworkPolicy
 from tests import plugin_packages
@@ -70,11 +71,17 @@ def test_simulator_of_a_package_is_one_of_all(site: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "why"), [("import no_such_module", "ModuleNotFoundError: No"), ("raise SystemExit(3)", "SystemExit: 3")]
+    ("code", "why"),
+    [
+        ("import no_such_module", r"cannot be imported \(ModuleNotFoundError: No"),
+        ("raise SystemExit(3)", r"cannot be imported \(SystemExit: 3"),
+        ("Wall = 5", "is 5; expected a function or a class"),
+    ],
 )
-def test_package_that_cannot_be_imported_is_named(site: Path, code: str, why: str) -> None:
+def test_package_that_cannot_be_used_is_named(site: Path, code: str, why: str) -> None:
     install(site, "broken", "wall = broken:Wall", code)
-    expected = rf"got 'wall' of the package broken 1.2, whose broken:Wall cannot be imported \({why}"
+    sys.modules.pop("broken", None)
+    expected = f"got 'wall' of the package broken 1.2, whose broken:Wall {why}"
     with pytest.raises(SettingsError, match=expected):
         make("wall", 1)
     assert make("goal", 1).behaviors()
@@ -248,14 +255,23 @@ def test_checkpoint_of_a_trainer_that_is_not_installed_names_it(site: Path) -> N
         ("opponents", "{self_play: {opponent_sampling: {type: bad}}}"),
     ],
 )
-def test_broken_package_is_named_where_it_is_used_and_harmless_elsewhere(site: Path, group: str, text: str) -> None:
-    install(site, "broken", "bad = broken:Bad", "import nothing_of_this_name", group)
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("import nothing_of_this_name", "cannot be imported"),
+        ("Bad = 5", "is 5; expected a subclass of sparring"),
+        ("class Bad: pass", "is <class 'broken.Bad'>; expected a subclass of sparring"),
+    ],
+)
+def test_broken_package_is_named_where_it_is_used_and_harmless_elsewhere(
+    site: Path, group: str, text: str, code: str, problem: str
+) -> None:
+    install(site, "broken", "bad = broken:Bad", code, group)
+    sys.modules.pop("broken", None)
     parse_settings("behaviors: {A: {}}", "run.yaml")
     with pytest.raises(SettingsError, match="unknown key"):
         parse_settings("behaviors: {A: {maximal_steps: 5}}", "run.yaml")
-    with pytest.raises(
-        SettingsError, match=r"run.yaml:1: .*the package broken 1.2, whose broken:Bad cannot be imported"
-    ):
+    with pytest.raises(SettingsError, match=f"run.yaml:1: .*the package broken 1.2, whose broken:Bad {problem}"):
         parse_settings(f"behaviors: {{A: {text}}}", "run.yaml")
 
 
@@ -308,3 +324,24 @@ def test_sampling_of_a_package_decides_and_a_failing_one_is_named(site: Path) ->
             ServiceError, match=rf"got .*{got}.* from opponent_sampling {kind} of the package samplings"
         ):
             sampled(kind)
+
+
+WRITERS = """
+from sparring.pipeline.monitoring.writers import Writer
+
+class Unlicensed(Writer):
+    @classmethod
+    def missing(cls):
+        raise RuntimeError("no licence")
+
+class Odd(Writer):
+    settings_model = 5
+"""
+
+
+def test_writer_that_cannot_say_what_it_needs_is_named_and_ends_no_run(site: Path) -> None:
+    install(site, "odd_writers", "unlicensed = odd_writers:Unlicensed\nodd = odd_writers:Odd", WRITERS, "writers")
+    parse_settings("behaviors: {A: {}}\nwriters: {unlicensed: {}, odd: {}}", "run.yaml")
+    assert [*unusable("unlicensed")] == ["RuntimeError: no licence; without it, the run goes on without this writer"]
+    (line,) = unusable("odd")
+    assert "got 'odd' of the package odd_writers 1.2 with settings_model 5; expected a subclass of pydantic" in line

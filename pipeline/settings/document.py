@@ -199,7 +199,7 @@ class _Builder:
             line = key.start_mark.line + 1
             if not isinstance(key, yaml.ScalarNode):
                 self._refuse(line, path, f"got {_kind(key)} as a key; expected a word; correct it")
-            elif not _is_text(key.value):
+            elif not is_text(key.value):
                 self._refuse(line, path, f"got {key.value!r} as a key; expected a word; correct it")
             elif key.tag == _TAG + "merge":
                 for source in self._merged(value, path, line):
@@ -251,13 +251,13 @@ def _whole(text: str) -> int:
     return value
 
 
-def _is_text(text: str) -> bool:
+def is_text(text: str) -> bool:
     """Returns whether a text can be in a file and an argument of a program, as those with half a character cannot."""
     return re.search("[\0\ud800-\udfff]", text) is None
 
 
 def _text(text: str) -> str:
-    if not _is_text(text):
+    if not is_text(text):
         raise ValueError(text)
     return text
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from sparring.pipeline import plugins
 from sparring.pipeline.errors import SettingsError, did_you_mean
-from sparring.pipeline.files import Json
+from sparring.pipeline.files import Json, read_most
 from sparring.pipeline.settings.conflicts import Conflict, ignored
 from sparring.pipeline.settings.document import (
     DEEPEST,
@@ -118,6 +118,9 @@ def parse_settings(
     return LoadedSettings(settings=settings, notices=tuple(dict.fromkeys(map(str, notices))), root=root)
 
 
+_PIPE_S: Final = 10.0
+
+
 def read_text(path: FilePath) -> str:
     """Returns the text of a configuration file.
 
@@ -128,8 +131,7 @@ def read_text(path: FilePath) -> str:
         expected = "a configuration, which names the module of an environment as env_id"
         raise SettingsError(f"got {path}, a file of Python; expected {expected}; see docs/environments.md")
     try:
-        with path.open("rb") as stream:
-            raw = stream.read(MOST_BYTES + 1)
+        raw = read_most(path, MOST_BYTES + 1, _PIPE_S)
         if len(raw) > MOST_BYTES:
             raise SettingsError(f"got {path}, more than {MOST_BYTES} bytes; expected a configuration; check the path")
         return raw.decode("utf-8-sig")

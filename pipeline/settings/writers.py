@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError, ValidationInfo
 from pydantic_core import InitErrorDetails
 
 from sparring.pipeline import plugins
-from sparring.pipeline.errors import SettingsError, did_you_mean
+from sparring.pipeline.errors import SettingsError, described, did_you_mean
 from sparring.pipeline.files import Json
 from sparring.pipeline.monitoring.writers import load, settings_of
 
@@ -66,7 +66,7 @@ def unusable(name: str) -> Iterator[str]:
     """Yields why a writer would not work here, in words."""
     try:
         lacking = load(name).missing()
-    except SettingsError as error:
-        lacking = str(error)
+    except Exception as error:  # whatever `missing` of a package raises
+        lacking = described(error)
     if lacking:
         yield f"{lacking}; without it, the run goes on without this writer"

@@ -10,6 +10,7 @@ from pydantic import ConfigDict, ValidationError, validate_call
 from pydantic_core import ErrorDetails
 
 from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.settings.document import LARGEST_INTEGER, is_text
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -24,8 +25,10 @@ def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
     @functools.wraps(function)
     def call(*args: _P.args, **keywords: _P.kwargs) -> _R:
         for value in (*args, *keywords.values()):
-            if isinstance(value, str | Path) and "\0" in str(value):
-                raise SettingsError(f"got {str(value)!r:.100} with the character NUL; expected none; correct it")
+            if isinstance(value, str | Path) and not is_text(str(value)):
+                raise SettingsError(f"got {str(value)!r:.100}; expected text in UTF-8 without NUL; correct it")
+            if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+                raise SettingsError("got a whole number beyond 2^53; expected a smaller one; correct it")
         try:
             return called(*args, **keywords)
         except ValidationError as error:

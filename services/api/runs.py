@@ -27,6 +27,7 @@ from sparring.pipeline.errors import BAD_INPUT, ServiceError, SettingsError, Spa
 from sparring.pipeline.files import DAMAGE, Json, regular, working_folder
 from sparring.pipeline.monitoring.events import Event, EventFiles, EventKind, Identity, identity_of, present
 from sparring.pipeline.queues.endpoints import private_folder
+from sparring.pipeline.settings.document import is_text
 from sparring.services.api.arguments import checked
 from sparring.services.process.hosting import SAME_SIGNAL_S, SPARRING
 from sparring.services.process.lifeline import ending_with_caller
@@ -363,8 +364,8 @@ def written(config: Config, overrides: Mapping[str, Json] | None) -> Iterator[li
         SettingsError: something is no data of JSON.
     """
     assigned = [word for key, value in (overrides or {}).items() for word in ("--set", f"{key}={_json(value)}")]
-    if any("\0" in word for word in assigned):
-        raise SettingsError("got a key with the character NUL; expected one of the configuration; correct it")
+    if wrong := [word for word in assigned if not is_text(word)]:
+        raise SettingsError(f"got {wrong[0]!r:.100}; expected a key in UTF-8 without NUL; correct it")
     here = str(working_folder())
     if not isinstance(config, Mapping):
         yield [str(Path(config).absolute()), *assigned]  # it might begin with -
@@ -388,7 +389,11 @@ def _json(value: object) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, default=_plain)
     except (TypeError, ValueError) as error:
-        raise SettingsError(f"got {value!r:.200} ({error}); expected data as in a configuration; correct it") from error
+        try:
+            got = f"{value!r:.200}"
+        except ValueError:  # of a number of thousands of digits
+            got = f"a {type(value).__name__}"
+        raise SettingsError(f"got {got} ({error}); expected data as in a configuration; correct it") from error
 
 
 def _plain(value: Any) -> Json:

@@ -20,7 +20,7 @@ from typing import Final
 import yaml
 
 from sparring.pipeline.errors import NOTICE, SettingsError
-from sparring.pipeline.files import Json, put, remove, write_atomically
+from sparring.pipeline.files import Json, put, regular, remove, write_atomically
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.summary import STATUSES, Status
 from sparring.pipeline.settings import Settings, no_device, not_here, read, without_effect
@@ -364,7 +364,7 @@ def locked(directory: Path) -> Iterator[None]:
     Raises:
         SettingsError: another process holds it.
     """
-    with (directory / _LOCK_FILE).open("a+b", buffering=0) as file:
+    with regular(directory / _LOCK_FILE).open("a+b", buffering=0) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         SettingsError: the environment, the configuration or an option is invalid.
     """
     check_positive(args, "timeout")
-    is_file = args.env.endswith((".yaml", ".yml"))
+    is_file = args.env.endswith((".yaml", ".yml")) or (args.simulator is not None and Path(args.env).is_file())
     others = (args.option, args.areas, args.python_path) if is_file else (args.assigned, args.simulator)
     options = ("--option", "--areas", "--python-path") if is_file else ("--set", "--simulator")
     if unused := [option for option, value in zip(options, others, strict=True) if value not in (None, [])]:
@@ -394,8 +394,8 @@ def described(config: Path, loaded: LoadedSettings, assigned: Sequence[str] = ()
         loaded: its content.
         assigned: what the command line says instead, which is in `loaded` already.
     """
-    if not Path(config).is_file():  # a pipe, which holds nothing any more
-        yield f"notice: the simulators of {config} are not tried, because it is no file"
+    if not config.is_file() or config.is_relative_to("/dev"):  # a pipe, which holds nothing any more, or /dev/stdin
+        yield f"notice: the simulators of {config} are not tried: it is a pipe or the standard input"
         return
     for number, simulator in enumerate(loaded.settings.launched):
         if simulator.name in (None, "unity", "godot"):

@@ -287,6 +287,12 @@ def test_configuration_from_a_pipe_is_not_copied(tmp_path: Path) -> None:
         writing.join()
 
 
+def test_pipe_in_the_place_of_the_lock_is_named(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "lock")
+    with pytest.raises(OSError, match=f"Not a regular file: '{tmp_path}/lock'"), train.locked(tmp_path):
+        pass
+
+
 def test_damaged_numbers_of_opponents_are_refused_with_their_file(tmp_path: Path) -> None:
     settings = parse_settings("behaviors: {Goal: {self_play: {}}}\n", "run.yaml").settings
     (tmp_path / OPPONENTS_FILE).write_text("{")

@@ -53,7 +53,13 @@ def test_a_configuration_that_a_pipe_holds_is_checked_without_its_simulators(
     assert sparring(["check", f"/dev/fd/{reading}"]) == 0
     os.close(reading)
     output = capsys.readouterr().out
-    assert f"notice: the simulators of /dev/fd/{reading} are not tried, because it is no file" in output
+    assert f"notice: the simulators of /dev/fd/{reading} are not tried: it is a pipe or the standard input" in output
+
+
+def test_a_configuration_may_have_any_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(_file(tmp_path, "behaviors: {Goal: }\nsimulators: [{name: goal}]\n")).rename(tmp_path / "goal.conf")
+    assert sparring(["check", str(path)]) == 0
+    assert "Goal?team=0: agents 1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("simulators", ["{name: goal}", "{name: goal}, {name: godot}"])

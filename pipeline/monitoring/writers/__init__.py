@@ -94,11 +94,12 @@ def load(name: str) -> type[Writer]:
     Raises:
         SettingsError: there is none, it cannot be imported, or it is none.
     """
-    found = plugins.load(plugins.WRITERS, name)
-    if not (isinstance(found, type) and issubclass(found, Writer)):
+    found: type[Writer] = plugins.load(plugins.WRITERS, name)
+    model = found.settings_model
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
         raise SettingsError(
-            f"got {name!r} of {plugins.origin(plugins.WRITERS, name)}, which is {found!r}; "
-            "expected a subclass of sparring.pipeline.monitoring.writers.Writer; mend or uninstall the package"
+            f"got {name!r} of {plugins.origin(plugins.WRITERS, name)} with settings_model {model!r:.80}; expected a "
+            "subclass of pydantic.BaseModel; mend or uninstall the package"
         )
     return found
 
