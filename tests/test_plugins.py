@@ -345,3 +345,36 @@ def test_writer_that_cannot_say_what_it_needs_is_named_and_ends_no_run(site: Pat
     assert [*unusable("unlicensed")] == ["RuntimeError: no licence; without it, the run goes on without this writer"]
     (line,) = unusable("odd")
     assert "got 'odd' of the package odd_writers 1.2 with settings_model 5; expected a subclass of pydantic" in line
+
+
+VALIDATORS = """
+from pydantic import model_validator
+from sparring.pipeline.networks.settings import EncoderSettings
+from sparring.pipeline.monitoring.writers import Writer, WriterSettings
+
+class Eye(EncoderSettings):
+    @model_validator(mode="after")
+    def _fits(self):
+        raise KeyError("pixels")
+
+class Section(WriterSettings):
+    @model_validator(mode="after")
+    def _fits(self):
+        raise KeyError("pixels")
+
+class Pen(Writer):
+    settings_model = Section
+"""
+
+
+@pytest.mark.parametrize(
+    ("group", "entry", "text"),
+    [
+        ("encoders", "eye = checks:Eye", "behaviors: {A: {network_settings: {encoders: {view: eye}}}}"),
+        ("writers", "pen = checks:Pen", "behaviors: {A: }\nwriters: {pen: {}}"),
+    ],
+)
+def test_section_whose_validators_fail_is_refused_with_its_line(site: Path, group: str, entry: str, text: str) -> None:
+    install(site, "checks", entry, VALIDATORS, group)
+    with pytest.raises(SettingsError, match=r"run.yaml:\d: .*got KeyError: 'pixels' from .*; mend its validators"):
+        parse_settings(text, "run.yaml")

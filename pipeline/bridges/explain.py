@@ -36,7 +36,7 @@ _PARTS: Final = {
 _ALIKE: Final = 0.85
 """How alike two words are, from 0 to 1, of which one is hardly another name."""
 _OWN: Final = str(Path(sparring.__file__).parent)
-_LIBRARIES: Final = (sysconfig.get_path("stdlib"), "<frozen")
+_LIBRARIES: Final = (sysconfig.get_path("stdlib"), "<frozen", "<string>")  # which is what dataclasses generate
 _API: Final = ("/gymnasium/", "/pettingzoo/")
 _BASES: Final = ("/gymnasium/core.py", "/gymnasium/vector/vector_env.py", "/pettingzoo/utils/env.py")
 """Modules of classes whose methods do nothing."""

@@ -263,11 +263,11 @@ def _matters(record: logging.LogRecord) -> bool:
 
 
 def _line(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
-    """Formats one event for a reader: time, level, service, event, then the rest; an exception follows below."""
+    """Formats one event for a reader: time, level, service, event, then the rest; a traceback is in the file."""
     rest = {name: value for name, value in event.items() if name not in PLACED}
     parts = [str(event["timestamp"])[11:19], f"{event['level']:<7}", str(event["service"]), str(event["event"])]
     text = "  ".join(parts + [f"{name}={value}" for name, value in rest.items()])
-    return printable(f"{text}\n{event['exception']}" if "exception" in event else text)
+    return printable(text)
 
 
 def printable(text: str) -> str:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationInf
 from pydantic_core import InitErrorDetails, ValidationError
 
 from sparring.pipeline import plugins
-from sparring.pipeline.errors import ExplainedError, SettingsError, did_you_mean
+from sparring.pipeline.errors import ExplainedError, SettingsError, described, did_you_mean
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 if TYPE_CHECKING:
@@ -109,8 +109,14 @@ def named_section(group: str, name: str, value: Any, info: ValidationInfo) -> An
 
 
 def _validated(model: type[Any], value: Any, info: ValidationInfo) -> Any:
-    # In JSON, lists stand for tuples.
-    return model.model_validate_json(json.dumps(value)) if info.mode == "json" else model.model_validate(value)
+    try:
+        # In JSON, lists stand for tuples.
+        return model.model_validate_json(json.dumps(value)) if info.mode == "json" else model.model_validate(value)
+    except ValueError:  # as a ValidationError is
+        raise
+    except Exception as error:  # whatever the validators of a package raise
+        got, where = described(error), f"{model.__module__}.{model.__qualname__}"
+        raise ValueError(f"got {got} from {where}; expected a ValueError or none; mend its validators") from error
 
 
 def each(values: dict[str, Any], read: Callable[[str, Any], Any]) -> dict[str, Any]:

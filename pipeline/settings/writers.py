@@ -52,6 +52,11 @@ def _problems(name: str, section: Json) -> Iterator[InitErrorDetails]:
         for one in error.errors(include_url=False):
             loc, context = (name, *one["loc"]), one.get("ctx", {})
             yield InitErrorDetails(type=one["type"], loc=loc, input=one["input"], ctx=context)
+    except Exception as error:  # whatever the validators of a package raise
+        text = (
+            f"got {described(error)} from settings_model of {name}; expected a ValueError or none; mend its validators"
+        )
+        yield InitErrorDetails(type="value_error", loc=(name,), input=section, ctx={"error": ValueError(text)})
 
 
 def section_model(name: str) -> type[BaseModel] | None:
