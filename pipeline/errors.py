@@ -165,6 +165,11 @@ def described(failure: BaseException) -> str:
     return f"{type(failure).__name__}: {text}" if text else type(failure).__name__
 
 
+def undefined(plugin: object, method: str) -> ServiceError:
+    """Returns the error of a plug-in that lacks a method, which no restart adds."""
+    return ServiceError(f"got {type(plugin).__name__} without {method}(); expected one; define it in its package")
+
+
 def shortened(text: str, most: int = 2000) -> str:
     """Returns the beginning of a text of others, which may hold a whole file, for a line of a log."""
     return text if len(text) <= most else f"{text[:most]} [{len(text) - most:,} more characters]"

@@ -13,6 +13,7 @@ from pydantic_core import InitErrorDetails, ValidationError
 
 from sparring.pipeline import plugins
 from sparring.pipeline.demonstrations.episodes import DemoActions
+from sparring.pipeline.errors import undefined
 from sparring.pipeline.networks.settings import HEADS, NetworkSettings, StrictSettings, each, named_section, plugin
 from sparring.pipeline.specs import BehaviorSpec
 
@@ -63,7 +64,7 @@ class TrainerHyperparameters(StrictSettings):
         Raises:
             Unsupported: no network can be built for the spec or the settings.
         """
-        raise NotImplementedError
+        raise undefined(self, "algorithm")
 
     @classmethod
     def actor(
@@ -285,7 +286,7 @@ class SignalSettings(StrictSettings):
         Raises:
             Unsupported: no network can be built for the spec or the settings.
         """
-        raise NotImplementedError
+        raise undefined(self, "build")
 
 
 class ExtrinsicSettings(SignalSettings):

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationInf
 from pydantic_core import InitErrorDetails, ValidationError
 
 from sparring.pipeline import plugins
-from sparring.pipeline.errors import ExplainedError, SettingsError, described, did_you_mean
+from sparring.pipeline.errors import ExplainedError, SettingsError, described, did_you_mean, undefined
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class EncoderSettings(StrictSettings):
             units: number of features.
             generator: random source of the initial weights.
         """
-        raise NotImplementedError
+        raise undefined(self, "build")
 
 
 class ImageEncoderSettings(EncoderSettings):

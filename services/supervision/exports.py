@@ -9,7 +9,7 @@ newer one of its behavior replaces it. An export that fails is a warning, never 
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -102,11 +102,17 @@ class Exports:
                 if state is not None and (self._directory / state.checkpoint).exists():
                     self.on_checkpoint(state.behavior, state.checkpoint)
 
-    async def finish(self, timeout_s: float) -> None:
+    async def finish(
+        self, timeout_s: float, within: Callable[[float], anyio.CancelScope] = anyio.move_on_after
+    ) -> None:
         """Returns when the newest checkpoint of each behavior is exported, or after `timeout_s` seconds.
 
         A learner that died or hangs has named none: then the newest one in its folder counts.
         A warning names the checkpoints that are not exported by then. `run` must have been started, and ends then.
+
+        Args:
+            timeout_s: seconds.
+            within: makes the scope of the wait, which may end it earlier.
         """
         if not self._enabled:
             return
@@ -118,13 +124,14 @@ class Exports:
         self._ending.set()
         if left := [*self._under_way, *self._waiting.values()]:
             self._log.info("waiting_for_exports", checkpoints=left, at_most_s=timeout_s, notice=True)
-        with anyio.move_on_after(timeout_s):
+        began = anyio.current_time()
+        with within(timeout_s):
             await self._done.wait()
         if self._scope is not None:
             self._scope.cancel()
         if not self._done.is_set() and (left := [*self._under_way, *self._waiting.values()]):
-            remedy = f"sparring export {self._directory}"
-            self._log.warning("exports_given_up", checkpoints=left, after_s=timeout_s, remedy=remedy)
+            remedy, waited_s = f"sparring export {self._directory}", round(anyio.current_time() - began, 1)
+            self._log.warning("exports_given_up", checkpoints=left, after_s=waited_s, remedy=remedy)
 
     async def _export_next(self, processes: ProcessHost) -> None:
         behavior, checkpoint = next(iter(self._waiting.items()))

@@ -62,9 +62,9 @@ class Writers:
         active = self._active
         self._ending.set()
         limit_s = active.settings.writer_limits.timeout_s
-        if active.hurried or not all((self._directory / name).exists() for name in _NEEDED):
+        if not all((self._directory / name).exists() for name in _NEEDED):
             limit_s = 0.0
-        with anyio.move_on_after(limit_s):
+        with active.patience(limit_s):
             with anyio.move_on_after(_SHOWN_S):
                 await self._done.wait()
             if not self._done.is_set():
@@ -73,7 +73,7 @@ class Writers:
         self._kill()
         with anyio.move_on_after(_KILLED_S):
             await self._done.wait()
-        for plan in active.topology.writers if not active.hurried else ():
+        for plan in active.topology.writers if not active.gone else ():
             await anyio.to_thread.run_sync(self._count, plan.writer)
 
     def _kill(self) -> None:
@@ -93,6 +93,7 @@ class Writers:
             return
         self._active.log.warning("events_not_written", writer=writer, **state.counts, notice=True)
         try:
+            path.parent.mkdir(exist_ok=True)  # where no writer has begun
             state.save(path)
         except OSError as error:
             self._active.log.info("not_written", what=str(path), error=str(error))

@@ -42,6 +42,9 @@ def open_study(path: Path, sweep: Sweep) -> optuna.Study:
     optuna.logging.disable_default_handler()
     optuna.logging.enable_propagation()
     is_new = not path.exists()
+    if is_new and any(path.parent.glob("trial-*")):
+        got = f"got trials in {path.parent}, and no {path.name}"
+        raise SettingsError(f"{got}; expected both; restore it, or begin another sweep")
     try:
         if not is_new and not path.stat().st_size:
             raise ValueError("it is empty")

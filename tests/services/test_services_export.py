@@ -22,6 +22,7 @@ from sparring.pipeline.settings import parse_settings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from sparring.services.main import main
 from sparring.services.process.hosting import SPARRING, Process, ProcessHost
+from sparring.services.supervision.active_run import ActiveRun
 from sparring.services.supervision.exports import Exports
 from sparring.services.supervision.topology import build
 
@@ -273,6 +274,23 @@ async def test_child_that_is_too_slow_at_the_end_is_killed_with_a_warning(run, t
     (before,) = log.of("waiting_for_exports")
     assert before["checkpoints"] == fields["checkpoints"]
     assert not log.of("exported")
+
+
+@pytest.mark.anyio
+@both_loops
+async def test_wait_for_exports_ends_where_the_run_is_hurried(run, tmp_path, children):
+    log, active = Log(), ActiveRun(None, anyio.current_time, None, "s")
+    children('read passed < "$gate"')
+    exports = exports_of(run, log)
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(exports.run)
+            exports.on_checkpoint("Goal", "Goal/checkpoint-000000002000")
+            with await reach_gate(tmp_path):
+                tasks.start_soon(exports.finish, 1e6, active.patience)
+                await anyio.wait_all_tasks_blocked()
+                active.hurry()
+    assert [fields["checkpoints"] for fields in log.of("exports_given_up")] == [["Goal/checkpoint-000000002000"]]
 
 
 @pytest.mark.anyio

@@ -607,8 +607,8 @@ class FakeExports(Exports):
         if checkpoint not in self.calls:
             self.calls.append(checkpoint)
 
-    async def finish(self, timeout_s: float) -> None:
-        await super().finish(timeout_s)
+    async def finish(self, timeout_s: float, *within: Any) -> None:
+        await super().finish(timeout_s, *within)
         self.calls.append(timeout_s)
 
 

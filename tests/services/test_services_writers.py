@@ -237,21 +237,30 @@ async def test_writer_that_a_restart_cannot_repair_is_given_up(tmp_path: Path) -
 
 
 @pytest.mark.anyio
-async def test_end_waits_for_a_writer_no_longer_than_its_limit_and_counts_what_is_left(
-    tmp_path: Path, make_interval: Make
+@pytest.mark.parametrize(("hurried_s", "waited_s"), [(None, 60), (7.0, 7)])
+async def test_end_waits_for_a_writer_no_longer_than_its_limit_or_an_interrupt_and_counts_what_is_left(
+    tmp_path: Path, make_interval: Make, monkeypatch: pytest.MonkeyPatch, hurried_s: float | None, waited_s: float
 ) -> None:
+    monkeypatch.setattr("sparring.services.process.forking.abandon", lambda: None)
     for name in ("run.json", "summary.json"):
         (tmp_path / name).write_text("{}")
     write_lines(tmp_path, make_interval, 1000, 2000)
+
+    async def later(seconds: float) -> None:
+        await anyio.sleep(seconds)
+        active.hurry()
+
     with structlog.testing.capture_logs() as lines:
         async with anyio.create_task_group() as tasks:
-            host = FakeHost(topology_of(tmp_path), tasks, FakeWriter)
+            host = FakeHost(topology_of(tmp_path), tasks, lambda: FakeWriter(alive_s=0 if hurried_s else 1e9))
             active = ActiveRun(host, anyio.current_time, structlog.get_logger(), "s")  # type: ignore[arg-type]
             tasks.start_soon((writers := Writers(active)).run)
             await anyio.sleep(5)
             began = anyio.current_time()
+            if hurried_s is not None:  # the virtual time would go on to it while the events are counted
+                tasks.start_soon(later, hurried_s)
             await writers.finish()
-    assert anyio.current_time() - began == pytest.approx(60, abs=1)
+    assert anyio.current_time() - began == pytest.approx(waited_s, abs=1)
     (line,) = [line for line in lines if line["event"] == "events_not_written"]
     assert (line["writer"], line["unread"]) == ("tensorboard", 2)
     state = load_state(state_path(tmp_path, "tensorboard"))

@@ -227,6 +227,9 @@ def test_sweep_goes_on_as_it_was_but_for_its_size_and_pruner(tmp_path: Path) -> 
     (tmp_path / "sweep.json").write_text("{}")
     with pytest.raises(SettingsError, match=r"sweep.json, which cannot be used \(.*expected the file of a sweep"):
         begin("")
+    (tmp_path / "trial-0000").mkdir()
+    with pytest.raises(SettingsError, match=f"got trials in .*, and no {STUDY_FILE}; expected both; restore it"):
+        open_study(tmp_path / STUDY_FILE, read(tmp_path, SPACE))
     (tmp_path / STUDY_FILE).write_text("not a database, whatever its name says")
     with pytest.raises(SettingsError, match=f"got .*{STUDY_FILE}, which cannot be used"):
         open_study(tmp_path / STUDY_FILE, read(tmp_path, SPACE))
