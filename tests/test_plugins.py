@@ -347,13 +347,18 @@ def test_writer_that_cannot_say_what_it_needs_is_named_and_ends_no_run(site: Pat
     assert "got 'odd' of the package odd_writers 1.2 with settings_model 5; expected a subclass of pydantic" in line
 
 
+BARE = """
+from sparring.pipeline.learning.settings import TrainerHyperparameters
+
+class Bare(TrainerHyperparameters):
+    pass
+"""
+
+
 def test_trainer_without_an_algorithm_is_named(site: Path) -> None:
-    code = (
-        "from sparring.pipeline.learning.settings import TrainerHyperparameters as Base\nclass Squashed(Base): pass\n"
-    )
-    install(site, "squash", "squashed = squash:Squashed", code, "trainers")
-    settings = parse_settings("behaviors: {A: {trainer_type: squashed}}", "run.yaml").settings.behaviors["A"]
-    with pytest.raises(ServiceError, match=r"got Squashed without algorithm\(\); expected one; define it"):
+    install(site, "bare", "bare = bare:Bare", BARE, "trainers")
+    settings = parse_settings("behaviors: {A: {trainer_type: bare}}", "run.yaml").settings.behaviors["A"]
+    with pytest.raises(ServiceError, match=r"got Bare without algorithm\(\); expected one; define it"):
         Learner("A", SPEC, settings, seed=1)
 
 
