@@ -394,7 +394,8 @@ def described(config: Path, loaded: LoadedSettings, assigned: Sequence[str] = ()
         loaded: its content.
         assigned: what the command line says instead, which is in `loaded` already.
     """
-    if not config.is_file() or config.is_relative_to("/dev"):  # a pipe, which holds nothing any more, or /dev/stdin
+    path = Path(config)
+    if not path.is_file() or path.is_relative_to("/dev"):  # a pipe, which holds nothing any more, or /dev/stdin
         yield f"notice: the simulators of {config} are not tried: it is a pipe or the standard input"
         return
     for number, simulator in enumerate(loaded.settings.launched):
