@@ -117,7 +117,7 @@ class ActiveRun:
     status: Status = "completed"
     error: str | None = None
     _folder: int | None = None  # its number on the disk
-    _patience: anyio.CancelScope | None = None
+    _wait_scope: anyio.CancelScope | None = None
 
     @property
     def topology(self) -> Topology:
@@ -162,16 +162,16 @@ class ActiveRun:
         if all(part.hosted is None for part in self.parts.values()):
             forking.abandon()
 
-    def patience(self, limit_s: float) -> anyio.CancelScope:
+    def wait_scope(self, limit_s: float) -> anyio.CancelScope:
         """Returns the scope of a wait at the end, which ends after so many seconds, or once the run is hurried."""
-        self._patience = anyio.move_on_after(0.0 if self.hurried else limit_s)
-        return self._patience
+        self._wait_scope = anyio.move_on_after(0.0 if self.hurried else limit_s)
+        return self._wait_scope
 
     def hurry(self) -> None:
         """Kills all parts, which are not started again, and ends the start of others and a wait at the end."""
         self.hurried = True
-        if self._patience is not None:
-            self._patience.cancel()
+        if self._wait_scope is not None:
+            self._wait_scope.cancel()
         forking.abandon()
         for part in self.parts.values():
             part.stopping = True

@@ -125,7 +125,7 @@ class Supervisor:
             with anyio.CancelScope(shield=True):
                 await stop_in_order(active)
                 if active.status in ("completed", "stopped"):
-                    await self._exports.finish(0.0 if active.hurried else EXPORT_S, active.patience)
+                    await self._exports.finish(0.0 if active.hurried else EXPORT_S, active.wait_scope)
                 write_summary(active, active.clock() - began)
                 await self._writers.finish()
                 if not active.gone:

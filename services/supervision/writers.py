@@ -64,7 +64,7 @@ class Writers:
         limit_s = active.settings.writer_limits.timeout_s
         if not all((self._directory / name).exists() for name in _NEEDED):
             limit_s = 0.0
-        with active.patience(limit_s):
+        with active.wait_scope(limit_s):
             with anyio.move_on_after(_SHOWN_S):
                 await self._done.wait()
             if not self._done.is_set():

@@ -287,7 +287,7 @@ async def test_wait_for_exports_ends_where_the_run_is_hurried(run, tmp_path, chi
             tasks.start_soon(exports.run)
             exports.on_checkpoint("Goal", "Goal/checkpoint-000000002000")
             with await reach_gate(tmp_path):
-                tasks.start_soon(exports.finish, 1e6, active.patience)
+                tasks.start_soon(exports.finish, 1e6, active.wait_scope)
                 await anyio.wait_all_tasks_blocked()
                 active.hurry()
     assert [fields["checkpoints"] for fields in log.of("exports_given_up")] == [["Goal/checkpoint-000000002000"]]
