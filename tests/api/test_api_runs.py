@@ -37,6 +37,7 @@ GOAL: dict[str, Any] = {
     "pipeline": {"mode": "lockstep", "export": False},
     "writers": {"tensorboard": False},
 }
+HANG_S = 240.0
 ENDLESS = {"behaviors.Goal.max_steps": 10**9}
 
 
@@ -108,7 +109,7 @@ def test_run_tells_what_its_files_hold_and_its_policy_acts(tmp_path: Path) -> No
         GOAL, {"behaviors.Goal.max_steps": 3200}, [heard.append, fail], run_id="goal", results_dir=tmp_path, seed=1
     )
     events = list(run)
-    result = run.wait(60.0)
+    result = run.wait(HANG_S)
     assert (result.status, result.folder, result.error) == ("completed", tmp_path / "goal", "")
     assert result.behaviors["Goal"]["steps"] >= 3200
     own = [path.name for path in result.folder.iterdir() if names_a_folder(path.name)]
@@ -184,11 +185,11 @@ def test_what_cannot_be_run_is_refused_as_by_the_command(tmp_path: Path) -> None
     first = sparring.start(GOAL, ENDLESS, results_dir=tmp_path, run_id="both")
     next(iter(first))
     second = sparring.start(GOAL, results_dir=tmp_path, run_id="both")
-    assert second._process.wait(60.0) == 2
+    assert second._process.wait(HANG_S) == 2
     first.stop()
-    assert first.wait(60.0).status == "stopped"
+    assert first.wait(HANG_S).status == "stopped"
     with pytest.raises(sparring.SettingsError, match="got run id 'both', which exists"):  # asked for when both are over
-        second.wait(60.0)
+        second.wait(HANG_S)
     failing = {**GOAL, "simulators": [{"command": [sys.executable, "-c", "raise SystemExit('no game')"]}]}
     with pytest.raises(sparring.RunFailed, match="no game") as failed:
         sparring.train(failing, results_dir=tmp_path)
@@ -200,7 +201,7 @@ def test_run_that_is_stopped_at_once_is_stopped(tmp_path: Path) -> None:
     run = sparring.start(GOAL, ENDLESS, results_dir=tmp_path)
     run.stop()
     run.stop()
-    assert run.wait(60.0).status == "stopped"
+    assert run.wait(HANG_S).status == "stopped"
 
 
 @pytest.mark.slow

@@ -129,7 +129,7 @@ class ClusterRun:
             return 0
         return int(status["behaviors"].get("Balance", {}).get("step", 0))
 
-    def until(self, condition: Callable[[], bool], limit_s: float = 150.0) -> None:
+    def until(self, condition: Callable[[], bool], limit_s: float = 300.0) -> None:
         """Waits for a condition."""
         deadline = time.monotonic() + limit_s
         while not condition():

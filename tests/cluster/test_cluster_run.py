@@ -15,9 +15,9 @@ from sparring.pipeline.errors import BAD_INPUT, FAILED
 from sparring.pipeline.security import secret_key
 from tests.cluster.cluster_runs import ClusterRun, check_balance, nodes
 
-HANG_S = 60.0
+HANG_S = 180.0
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
