@@ -86,7 +86,7 @@ def make(directory: Path, simulators: Sequence[str], hosts: Sequence[str] = ()) 
 
 
 def add(directory: Path, simulators: Sequence[str]) -> None:
-    """Makes certificates for more simulators.
+    """Makes certificates for more simulators, for all of them or for none.
 
     Args:
         directory: folder of the keys, with those of the authority.
@@ -101,10 +101,16 @@ def add(directory: Path, simulators: Sequence[str]) -> None:
     if there := [name for name in simulators if name in known]:
         raise SettingsError(
             f"got the simulator {there[0]!r}, which has a certificate; expected new names: keys are never overwritten; "
-            "choose another"
+            f"choose another, or delete its files in {tls} where an interrupted `keys --add` has left them"
         )
-    _write_clients(tls, simulators, _signer(tls))
-    _write_list(directory, [*sorted(listed), *simulators])
+    try:
+        _write_clients(tls, simulators, _signer(tls))
+        _write_list(directory, [*sorted(listed), *simulators])
+    except BaseException:
+        for name in simulators:
+            for suffix in (".key", ".pem"):
+                (tls / f"{name}{suffix}").unlink(missing_ok=True)
+        raise
 
 
 def numbered(count: int, directory: Path | None = None) -> list[str]:

@@ -391,7 +391,7 @@ def free_space(what: str, free: int, *, writable: bool, enough: int, least: int)
 
 
 def private(folder: Path) -> Iterator[Row]:
-    """Checks a folder of keys, which no other user may change, and whose secrets no other user may read."""
+    """Checks a folder of keys, which a run can use, no other user may change, and whose secrets none may read."""
     if not folder.is_dir():
         yield finding("keys", f"{folder}, which is not there", "a folder of keys", f"sparring keys {folder}")
         return
@@ -400,7 +400,14 @@ def private(folder: Path) -> Iterator[Row]:
         mode = "700" if path.is_dir() else "600"
         got = f"{path} with mode {stat.S_IMODE(path.stat().st_mode):o}"
         yield finding("keys", got, f"mode {mode}", f"chmod {mode} {path}")
-    if not found:
+    if found:
+        return
+    from sparring.services.process.encryption import unusable
+
+    errors = unusable(folder)
+    for error in errors:
+        yield finding("keys", error.removeprefix("got "), "keys for a run", "make new ones, or copy these again")
+    if not errors:
         yield finding("keys", f"{folder}, of which only its owner can read the secrets and change anything")
 
 

@@ -104,8 +104,11 @@ def keys_missing(settings: Settings) -> list[str]:
 def keys_unusable(settings: Settings) -> list[str]:
     """Returns the errors of keys that this machine has, one line for each."""
     folder = keys_folder(settings)
-    if folder is None or not folder.is_dir():
-        return []
+    return [] if folder is None or not folder.is_dir() else unusable(folder)
+
+
+def unusable(folder: Path) -> list[str]:
+    """Returns the errors of a folder of keys, one line for each."""
     errors = []
     for read in (server_tls, token, allowed):
         try:

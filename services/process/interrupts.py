@@ -24,6 +24,12 @@ def watch() -> None:
         signal.signal(signal.SIGINT, _note)
 
 
+def leave() -> None:
+    """Lets an interrupt end the process, whose work is done, rather than raise in what Python does at its exit."""
+    if signal.getsignal(signal.SIGINT) in (_note, signal.default_int_handler):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def has_come() -> bool:
     """Returns whether an interrupt has come since `watch`."""
     return _has_come

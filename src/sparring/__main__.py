@@ -9,14 +9,17 @@ def main() -> int:
         from sparring.services.process import interrupts
 
         interrupts.watch()
-        from sparring.services.main import end_leftovers
-        from sparring.services.main import main as run_command
-        from sparring.services.process.lifeline import children
+        try:
+            from sparring.services.main import end_leftovers
+            from sparring.services.main import main as run_command
+            from sparring.services.process.lifeline import children
 
-        given = children()  # of the shell script that this process was, as in `tensorboard ... & exec sparring ...`
-        status = run_command()
-        end_leftovers(status, given)
-        return status
+            given = children()  # of the shell script that this process was, as in `tensorboard ... & exec sparring ...`
+            status = run_command()
+            end_leftovers(status, given)
+            return status
+        finally:
+            interrupts.leave()
     except KeyboardInterrupt:
         return 130
 

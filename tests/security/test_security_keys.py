@@ -48,6 +48,20 @@ def test_a_folder_of_keys_is_made_as_a_whole_or_not_at_all(tmp_path: Path, monke
     assert list(tmp_path.iterdir()) == []
 
 
+def test_simulators_are_added_all_or_not_at_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {*folder.rglob("*")}
+    with monkeypatch.context() as patched:
+        patched.setattr("sparring.pipeline.security.making._write_list", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            add(folder, ["new"])
+    assert {*folder.rglob("*")} == before
+    add(folder, ["new"])
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_an_added_simulator_gets_a_certificate_and_an_entry_on_the_list(folder: Path) -> None:
     assert numbered(2, folder) == ["simulator-0", "simulator-1"]
     (folder / "tls").chmod(0o755)

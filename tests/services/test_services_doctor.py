@@ -95,8 +95,7 @@ def test_limits_of_a_control_group_are_read(tmp_path: Path) -> None:
 def test_keys_that_others_can_read_are_bad_with_a_remedy_each(tmp_path: Path) -> None:
     folder = tmp_path / "keys"
     assert [row.state for row in doctor.private(folder)] == ["bad"]
-    folder.mkdir(mode=0o700)
-    (folder / "token").touch(mode=0o600)
+    make(folder, [])
     assert [row.state for row in doctor.private(folder)] == ["ok"]
     (folder / "token").chmod(0o640)
     (row,) = doctor.private(folder)
@@ -107,6 +106,9 @@ def test_keys_that_others_can_read_are_bad_with_a_remedy_each(tmp_path: Path) ->
     folder.chmod(0o700)
     (folder / "gone").symlink_to("nowhere")
     assert [row.state for row in doctor.private(folder)] == ["ok"]
+    (folder / "token").unlink()
+    (folder / "tls" / "server.pem").write_text("cut")
+    assert [row.state for row in doctor.private(folder)] == ["bad", "bad"]
 
 
 _TLS = ("tls/authority.pem", "tls/server.pem", "tls/server.key")

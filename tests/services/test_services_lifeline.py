@@ -43,6 +43,15 @@ def test_interrupt_that_no_command_handles_ends_without_a_traceback(monkeypatch:
     assert __main__.main() == 130
 
 
+def test_interrupt_at_the_exit_of_a_command_ends_without_a_traceback() -> None:
+    """Python waits for threads and calls functions there, from which an exception would be printed."""
+    program = "import atexit, signal, sys; from sparring import __main__; "
+    program += "atexit.register(signal.raise_signal, signal.SIGINT); sys.argv = ['sparring', '--version']; "
+    program += "sys.exit(__main__.main())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=40, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
 def test_interrupt_that_a_library_turns_into_an_error_is_no_mistake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
