@@ -113,4 +113,8 @@ def _actions(taken: Array, space: Space, spec: BehaviorSpec) -> tuple[Array, Arr
             got=f"actions of the space {kind}", expected="Box, Discrete or MultiDiscrete", remedy="flatten the space"
         )
     chosen = taken.reshape(rows, -1) - np.asarray(space.start).ravel()
+    if not np.array_equal(chosen, np.trunc(chosen)):
+        raise RecordingError(
+            got=f"fractional actions of the space {kind}", expected="whole numbers", remedy="record it again"
+        )
     return np.empty((rows, spec.actions.continuous), np.float32), chosen.astype(np.int32)

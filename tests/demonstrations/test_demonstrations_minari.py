@@ -96,6 +96,12 @@ def test_damaged_data_set_is_refused(recorded, monkeypatch, tmp_path):
         RecordingError, match=r"cart/short-v0, whose episode 1 cannot be read \(ValueError: .* rewards,"
     ):
         read_any(Path("minari:cart/short-v0"))
+    with h5py.File(path, "a") as file:
+        actions = file["episode_0/actions"][:] * 1.5
+        del file["episode_0/actions"]
+        file["episode_0/actions"] = actions
+    with pytest.raises(RecordingError, match="fractional actions of the space Discrete"):
+        read_any(Path("minari:cart/short-v0"))
     path.write_bytes(path.read_bytes()[:5000])
     with pytest.raises(RecordingError, match=r"cart/short-v0, whose episode 0 cannot be read \(OSError: .*truncated"):
         read_any(Path("minari:cart/short-v0"))
