@@ -124,6 +124,13 @@ class TournamentTable:
         """Returns [p, p] points per match; NaN without matches."""
         return np.divide(self.points, self.matches, out=np.full_like(self.points, np.nan), where=self.matches > 0)
 
+    def fewest(self, *, mirror: bool = False) -> int:
+        """Returns the fewest matches of a pair of players; with `mirror`, 0 where one has not played itself."""
+        if mirror and not self.matches.diagonal().all():
+            return 0
+        between = self.matches[~np.eye(len(self.players), dtype=bool)]
+        return int(between.min() if between.size else self.matches[0, 0])
+
     def order(self) -> list[int]:
         """Returns the players, the strongest first."""
         return list(np.argsort(-self.ratings, kind="stable"))

@@ -79,15 +79,14 @@ def run(args: argparse.Namespace) -> int:
     matches = directory / MATCHES_FILE
     lines = counted([*read_lines(matches)] if matches.exists() else [])
     found = standings(playing.players, lines)
-    count = len(playing.players)
-    wanted = (count * (count - 1) // 2 + args.mirror * count) * args.matches
-    complete = status == "completed" and len(lines) >= wanted
+    fewest = found.fewest(mirror=args.mirror)
+    complete = status == "completed" and fewest >= args.matches
     content = {"status": status, "complete": complete, "matches": len(lines), "seed": seed, **found.plain()}
     write_atomically(directory / FILE, json.dumps(content, indent=2).encode())
     write_atomically(directory / "tournament.png", heat_map(found, f"{runs[0].name}: {len(lines)} matches"))
     _show(found)
     if not complete:
-        sys.stdout.write(f"{len(lines)} of {wanted} matches\n")
+        sys.stdout.write(f"{fewest} of {args.matches} matches of each pair\n")
     sys.stdout.write(f"{directory / FILE}\n")
     return 0 if complete else STATUSES[status] or FAILED  # a run that the user stopped is not complete
 

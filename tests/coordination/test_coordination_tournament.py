@@ -135,6 +135,7 @@ def test_every_line_up_counts_equally_and_with_its_first_matches(
     played.play()
     lineups = {number: lineup for number, lineup in played.began if number <= played.contiguous}
     found = counted(played.lines)
+    assert standings(tournament.players, found).fewest(mirror=mirror) >= matches
     counts = Counter(lineups[line["match"]] for line in found)
     assert counts.keys() == offered
     assert len(set(counts.values())) == 1

@@ -66,6 +66,8 @@ def test_match_of_a_player_against_itself_changes_no_rating() -> None:
     found = standings(["a", "b"], [*mirror, *even])
     assert found.ratings == pytest.approx([0, 0], abs=1e-6)
     assert (found.matches[0, 0], found.points[0, 0]) == (19, 19)
+    assert (found.fewest(), found.fewest(mirror=True)) == (2, 0), "b has not played itself"
+    assert standings(["a"], mirror).fewest(mirror=True) == 19
 
 
 # ---------------------------------------------------------------- which matches count

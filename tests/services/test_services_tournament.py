@@ -180,7 +180,7 @@ def test_tournament_that_runs_out_of_time_is_not_complete(tmp_path: Path) -> Non
     (file,) = folder.glob("tournament-*/tournament.json")
     content = json.loads(file.read_text())
     assert not content["complete"]
-    assert f"{content['matches']} of 100000 matches" in output
+    assert f"{content['matches']} of 100000 matches of each pair" in output
 
 
 @pytest.mark.slow
