@@ -165,7 +165,8 @@ class Exports:
             child.kill()
             with anyio.CancelScope(shield=True):
                 await child.wait()
-        return failure, child.last_lines().strip()
+        result = child.last_lines().strip()
+        return failure or ("" if result else "exit status 0 before its end"), result
 
     def _skip(self, behavior: str, checkpoint: str, why: str) -> None:
         self._skipped += 1

@@ -208,7 +208,7 @@ async def test_checkpoint_is_exported_by_a_child_of_lowest_priority(run, childre
 @both_loops
 async def test_overtaken_and_removed_checkpoints_are_skipped_and_counted(run, tmp_path, children):
     log = Log()
-    children('case "$5" in *3000) read passed < "$gate" ;; esac')
+    children('case "$5" in *3000) read passed < "$gate" ;; esac; echo done')
     exports = exports_of(run, log)
     paths = [save(run, "Goal", trained) for trained in (3000, 4000, 5000)]
     async with anyio.create_task_group() as tasks:
@@ -232,16 +232,23 @@ async def test_overtaken_and_removed_checkpoints_are_skipped_and_counted(run, tm
 
 @pytest.mark.anyio
 @both_loops
-async def test_failed_child_is_a_warning_with_its_last_line(run, children):
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("echo first >&2; echo 'the cause' >&2; exit 3", "exit status 3: the cause"),
+        ("", "exit status 0 before its end"),
+    ],
+)
+async def test_failed_child_is_a_warning_with_its_last_line(run, children, line, cause):
     log = Log()
-    children("echo first >&2; echo 'the cause' >&2; exit 3")
+    children(line)
     exports = exports_of(run, log)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(exports.run)
         exports.on_checkpoint("Goal", "Goal/checkpoint-000000002000")
         await exports.finish(30)
     (fields,) = log.of("export_failed")
-    assert fields["cause"] == "exit status 3: the cause"
+    assert fields["cause"] == cause
 
 
 @pytest.mark.anyio
