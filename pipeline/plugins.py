@@ -72,7 +72,9 @@ def load(group: str, name: str) -> Any:
         raise SettingsError(f"got {name!r} of {owners} in {group}; expected one of them; uninstall the others")
     try:
         found = first.load()
-    except (Exception, SystemExit) as error:  # whatever the import of a foreign package raises
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever the import of a foreign package raises
         raise SettingsError(
             f"got {name!r} of {_package(first)}, whose {first.value} cannot be imported "
             f"({described(error)}); expected a working package; mend or uninstall it"

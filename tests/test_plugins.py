@@ -75,6 +75,7 @@ def test_simulator_of_a_package_is_one_of_all(site: Path) -> None:
     [
         ("import no_such_module", r"cannot be imported \(ModuleNotFoundError: No"),
         ("raise SystemExit(3)", r"cannot be imported \(SystemExit: 3"),
+        ("raise BaseException('own')", r"cannot be imported \(BaseException: own"),
         ("Wall = 5", "is 5; expected a function or a class"),
     ],
 )

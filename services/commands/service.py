@@ -21,6 +21,7 @@ from sparring.pipeline.errors import (
     UNUSABLE,
     DiskFull,
     Restartable,
+    SettingsError,
     SparringError,
     described,
     first_failure,
@@ -32,8 +33,10 @@ from sparring.pipeline.queues.zmq import ZmqTransport
 from sparring.services.process.encryption import service_key
 from sparring.services.process.hosting import LOOP_OPTIONS, follow_signals
 from sparring.services.process.runtime import METRICS_INTERVAL_S, SUPERVISOR, Context, Run, follow
-from sparring.services.supervision.topology import ServicePlan, load_run, plan_of
+from sparring.services.supervision.topology import ServicePlan, load_run, plan_of, usable_cores
 
+_DIGITS: Final = 5
+"""Of the number of a CPU core."""
 _START_S: Final = 10.0
 """Seconds for the start of a run, in which all of its services have the same priority."""
 
@@ -43,8 +46,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", help="stepping-0, assembly, coordination, learning-NAME or monitor")
     parser.add_argument("--run", type=Path, required=True, help="folder of a run that was prepared")
     parser.add_argument("--start", help="name of this incarnation (default: random)")
-    parser.add_argument("--cores", help="CPU cores to run on, as 0,1 (default: all)")
+    parser.add_argument("--cores", type=_cores, default=(), help="CPU cores to run on, as 0,1 (default: all)")
     parser.add_argument("--first", action="store_true", help="the run has just begun: there is no earlier incarnation")
+
+
+def _cores(text: str) -> tuple[int, ...]:
+    """Reads the numbers of cores, as "0,1"."""
+    words = text.split(",")
+    if not all(word.isascii() and word.isdecimal() and len(word) <= _DIGITS for word in words):
+        raise argparse.ArgumentTypeError(f"got {text!r:.80}; expected numbers of CPU cores, as 0,1")
+    return tuple(map(int, words))
+
+
+def _run_on(cores: tuple[int, ...]) -> None:
+    try:
+        os.sched_setaffinity(0, cores)
+    except OSError as error:
+        raise SettingsError(
+            f"got --cores {','.join(map(str, cores))}, which cannot be used ({error.strerror}); expected some of "
+            f"{','.join(map(str, usable_cores()))}; correct it"
+        ) from None
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     prepared, endpoints = load_run(directory)
     plan = plan_of(prepared, args.name)
     if args.cores:
-        os.sched_setaffinity(0, {int(core) for core in args.cores.split(",")})
+        _run_on(args.cores)
     # Its process group is never in the foreground of a terminal, and `stty tostop` would stop it at its first line.
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     if plan.threads:  # only these use torch

@@ -34,10 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
     parser.add_argument("name", help="of the writer, as tensorboard")
     parser.add_argument("--run", type=Path, required=True, help="folder of a run that was prepared")
+    parser.add_argument("--supervised", action="store_true", help="its supervisor ends it, and signals do not")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Writes until the run has ended.
+    """Writes until the run has ended, or a signal comes where there is no supervisor.
 
     Raises:
         SparringError: the run's folder cannot be read.
@@ -45,13 +46,16 @@ def run(args: argparse.Namespace) -> int:
     directory, name = args.run.absolute(), args.name
     prepared, _ = load_run(directory)
     os.nice(NICENESS)
-    for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTTOU):
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # of `stty tostop`, in the background
+    for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if args.supervised else ():
         signal.signal(ignored, signal.SIG_IGN)  # it ends with the run, or is killed
     bounds = prepared.settings.pipeline.logs
     logs.configure(directory, prepared.id, f"writer-{name}", most_bytes=bounds.most_bytes, kept=bounds.kept)
     try:
         _write(prepared, name)
-    except BaseException as error:  # an interrupt is ignored, so that only the writer itself raises one
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and not args.supervised:
+            raise
         known = isinstance(error, SparringError)
         logs.get().error("failed", error=described(error), exc_info=None if known else error)
         _say(described_with_place(error))  # the supervisor shows the last line

@@ -67,7 +67,7 @@ class Processes:
                 return await self.host.forked(plan.name, plan.command[own:], environment, watched=True)
             return self.host.watched(plan.name, plan.command, environment)
         if isinstance(plan, WriterPlan):
-            arguments = ["writer", plan.writer, "--run", str(self.topology.run.directory)]
+            arguments = ["writer", plan.writer, "--run", str(self.topology.run.directory), "--supervised"]
             if not self.forks:
                 return self.host.start(plan.name, [*SPARRING, *arguments], {"OMP_NUM_THREADS": "1"})
             return await self.host.forked(plan.name, arguments, {"OMP_NUM_THREADS": "1"})

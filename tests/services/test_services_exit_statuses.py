@@ -157,6 +157,20 @@ sys.exit(main(["service", "monitor", "--run", {str(tmp_path)!r}]))
     assert '"SystemExit: 0"' in (tmp_path / "logs" / "monitor.jsonl").read_text()
 
 
+@pytest.mark.parametrize("cores", ["x", "-1", "", "9" * 20, "99999"])
+def test_cores_that_a_service_cannot_run_on_are_refused(
+    tmp_path: Path, cores: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = parse_settings("{behaviors: {A: {}}, pipeline: {export: false}}", "run.yaml").settings
+    build(settings, run_id="r", directory=tmp_path, seed=1).save()
+    try:
+        status: object = main(["service", "monitor", "--run", str(tmp_path), f"--cores={cores}"])
+    except SystemExit as left:  # of the parser
+        status = left.code
+    assert status == errors.BAD_INPUT
+    assert "--cores" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no folder in which even root makes no file")
 def test_a_service_whose_log_cannot_be_opened_says_so_in_one_line(tmp_path: Path) -> None:
     settings = parse_settings("{behaviors: {A: {}}, pipeline: {export: false}}", "run.yaml").settings

@@ -7,6 +7,7 @@ import os
 import signal
 import sqlite3
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -93,6 +94,19 @@ def written_by(name: str, folder: Path, make_interval: Make, text: str, pipeline
     state = load_state(state_path(folder, name))
     assert state is not None
     return state
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_writer_without_a_supervisor_ends_at_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+    topology_of(tmp_path, "").save()
+    started = start(["writer", "tensorboard", "--run", str(tmp_path)])
+    with started.stdout as output:
+        while not state_path(tmp_path, "tensorboard").exists():
+            assert started.poll() is None, output.read()
+            time.sleep(0.05)
+        started.send_signal(number)
+        assert started.wait(HANG_S) == (130 if number == signal.SIGINT else -number)
+        assert "Traceback" not in output.read()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="services are forked on Linux alone")
