@@ -391,7 +391,7 @@ def free_space(what: str, free: int, *, writable: bool, enough: int, least: int)
 
 
 def private(folder: Path) -> Iterator[Row]:
-    """Checks a folder of keys, which a run can use, no other user may change, and whose secrets none may read."""
+    """Checks a folder of keys: a run can use it, and no other user may change it, or read its secrets."""
     if not folder.is_dir():
         yield finding("keys", f"{folder}, which is not there", "a folder of keys", f"sparring keys {folder}")
         return
